@@ -3,6 +3,7 @@
     python benchmarks/precision.py cpu2
     python benchmarks/precision.py h200 --device cuda
     python benchmarks/precision.py h200 --device cuda --large 320      one cube of 320^3 nodes, with storage for a third of it
+    python benchmarks/precision.py cpu2 --disk 56 --folder /data       one cube of 56^3 nodes that is streamed from a disk
 
 Cantilevers of random stiffness (lognormal, sigma 0.5) and random loads, to a true relative residual of 1e-8. Records are
 ``precision/<memory|streamed>/<precision>/<matrix>``; streamed, the matrix storage may take a share of the bytes of its stored
@@ -10,14 +11,21 @@ half, ``SHARES``. ``setup_seconds`` make the preconditioner and ``seconds`` are 
 kernels, of a matrix that has been opened. ``link_passes`` are the bytes over the link for image, set-up and first solve
 together, in those of the stored half, and ``floor_seconds`` the time to move them. On a CPU the link is a disk. A large cube is
 given as a store in host memory, and solved once for each precision.
+
+With ``--disk`` the records are ``precision/disk/<precision>/<matrix>`` of a store on disk, those with ``-planes`` of one whose
+values are in two planes; a GPU streams from the disk, too, as it would if the host had no memory for the matrix.
+``link_passes`` are those of the disk then, and peers the same solve with A streamed from the disk in every iteration.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from peer import seconds_of
@@ -26,8 +34,10 @@ from record import argument_parser, printed, record, write
 import penstock
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.spmv import Device
-from penstock.streaming import HostStore, StreamedMatrix
+from penstock.streaming import FileStore, HostStore, StreamedMatrix
 from penstock.streaming.measurement.probes import measure_link, measure_memory
+from penstock.streaming.stores.buffers import aligned_buffer
+from penstock.streaming.stores.planes import HighWords
 
 RTOL, REPEATS = 1e-8, 5
 #: Of the bytes of the half that is stored in float64.
@@ -48,7 +58,7 @@ def measure(
     repeats: int = REPEATS,
 ) -> dict[str, Any]:
     """Return the record of one matrix, precision and memory."""
-    rows = A.index.shape[0] if isinstance(A, HostStore) else A.shape[0]
+    rows = A.index.shape[0] if isinstance(A, HostStore | FileStore) else A.shape[0]
     options: dict[str, Any] = {"device": str(device), "coordinates": points, "memory": memory, "precision": precision}
     loads = np.random.default_rng(2).standard_normal((repeats + 1, rows))
     warm, *others = [device.asarray(load) for load in loads]
@@ -65,16 +75,18 @@ def measure(
         if isinstance(matrix, StreamedMatrix) and precision != "float64":
             assert f"an image of the matrix in {precision}" in system.explain()
             image = system.nbytes - matrix.plan.storage_nbytes
-            moved += matrix.plan.resident_nbytes + (
-                image if device.kind == "cpu" else 0
-            )  # a GPU rounds what it streams
+            moved += matrix.plan.resident_nbytes
+            if isinstance(A, FileStore):  # of planes, the image has read one before
+                moved += HighWords(A).index.nbytes if A.planes else 0
+            elif device.kind == "cpu":  # a GPU rounds what it streams
+                moved += image
         whole = matrix.store.index.nbytes if isinstance(matrix, StreamedMatrix) else matrix.nbytes
         solves = [seconds_of(device, functools.partial(system.solve, other, rtol=RTOL)) for other in others]
         setup = system.timings["set up"]
         opening = system.timings["open"]
     results = [first, *(result for _, result in solves)]
     assert all(result.converged for result in results)
-    kind = "memory" if memory is None else "streamed"
+    kind = "memory" if memory is None else "disk" if isinstance(A, FileStore) else "streamed"
     entry = record(
         f"precision/{kind}/{precision}/{name}{label}",
         [seconds for seconds, _ in solves] or [solving],
@@ -114,12 +126,50 @@ def large(side: int, device: Device, limits: dict[str, float]) -> list[dict[str,
     return records
 
 
+def on_disk(side: int, folder: Path | None, device: Device, limits: dict[str, float]) -> list[dict[str, Any]]:
+    """Return the records of a cube on a disk, with its values as they are and in two planes."""
+    beam = Cantilever(nodes=side, dof=3, material=LognormalMaterial(sigma=0.5))
+    name, points, records = f"cube{side}-dof3", beam.mesh.coordinates(), []
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as place,
+        mock.patch("penstock.driver.opening.nearest", lambda A, *_: A),
+    ):
+        for label, planes in (("", False), ("-planes", True)):
+            began = time.perf_counter()
+            slabs = beam.subdivisions(side, "symmetric_bsr")
+            with FileStore.create(Path(place) / f"A{label}", slabs, planes=planes) as store:
+                print(f"  {store.index}{label}, written in {time.perf_counter() - began:.1f} s", flush=True)
+                if not planes:
+                    limits["link"] = _reading_rate(store)
+                for precision, share in SHARES.items():
+                    of = (name, store, points, device, limits, precision, int((share + 0.05) * store.index.nbytes))
+                    records.append(measure(*of, label, repeats=2))
+                    if not planes:
+                        every = measure(*of[:-2], "float64", of[-1], f"-beside-{precision}", repeats=0)
+                        records.append(every)
+                    records[-1 if planes else -2]["peers"] = {"float64, in every iteration": every["seconds"]}
+    return records
+
+
+def _reading_rate(store: FileStore) -> float:
+    """Return the bytes a second with which a store is read that has been verified."""
+    buffer, seconds = aligned_buffer(max(of.nbytes for of in store.index.subdivisions)), 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        for number in range(len(store.index.subdivisions)):
+            store.read_into(number, buffer)
+        seconds = time.perf_counter() - began
+    return store.index.nbytes / seconds
+
+
 def main() -> None:
     """Measure and write the JSON."""
     parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--scale", type=int, default=1, help="divides the nodes a side")
     parser.add_argument("--large", type=int, help="nodes a side of a cube that is measured instead")
+    parser.add_argument("--disk", type=int, help="nodes a side of a cube on a disk that is measured instead")
+    parser.add_argument("--folder", type=Path, help="on that disk, by default that of temporary files")
     arguments = parser.parse_args()
     device, began = Device.parse(arguments.device), time.perf_counter()
     on_gpu = device.kind == "cuda"
@@ -132,6 +182,10 @@ def main() -> None:
     }
     if arguments.large:
         write("precision_large", arguments, limits, large(arguments.large, device, limits))
+        print(f"{time.perf_counter() - began:.0f} s")
+        return
+    if arguments.disk:
+        write("precision_disk", arguments, limits, on_disk(arguments.disk, arguments.folder, device, limits))
         print(f"{time.perf_counter() - began:.0f} s")
         return
     records = []

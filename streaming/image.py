@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from penstock.spmv import Array, SparseMatrix, format_named
+from penstock.spmv import Array, Device, SparseMatrix, format_named
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, lowered
+from penstock.streaming.planning.workload import Workload
+from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.matrix_index import MatrixIndex
+from penstock.streaming.stores.planes import CompletedStore, HighWords, has_planes
 from penstock.streaming.streamed_matrix import StreamedMatrix
 
 _OFFSETS = ("row_offsets", "chunk_offsets")
@@ -46,8 +50,27 @@ def can_be_rounded(index: MatrixIndex, values_dtype: Any) -> bool:
     return wide or (index.format_name == SymmetricImageMatrix.of_format and index.block_size > 1)
 
 
-def image_of_streamed(A: StreamedMatrix, values_dtype: Any) -> SparseMatrix:
-    """Return an image of a streamed matrix in memory, on its device; one sweep."""
+def image_of_store(store: Store, values_dtype: Any, budget_nbytes: int, device: Device) -> SparseMatrix:
+    """Return an image in memory, on a device, of a matrix that is streamed from a store; of two planes only the high words."""
+    lost, source = None, store
+    if has_planes(store):
+        lost, source = store.corrections(), HighWords(store)
+    with StreamedMatrix(source, budget_nbytes, device=device, workload=Workload(1)) as A:
+        return image_of_streamed(A, values_dtype, lost)
+
+
+def completed_by(image: object, store: Store) -> Store:
+    """Return the store from which a matrix is streamed beside its image: of two planes, an image in float32 has one already."""
+    if isinstance(image, SparseMatrix) and image.values_dtype == np.float32 and has_planes(store):
+        return CompletedStore(store, image)
+    return store
+
+
+def image_of_streamed(A: StreamedMatrix, values_dtype: Any, lost: Array | None = None) -> SparseMatrix:
+    """Return an image of a streamed matrix in memory, on its device; one sweep.
+
+    ``lost`` are the corrections of an image in float32, if A is that image without them.
+    """
     index, xp, dtype = A.store.index, A.device.xp, np.dtype(values_dtype)
     corrected, size = index.format_name == SymmetricImageMatrix.of_format, index.block_size
     lengths: dict[str, int] = {}
@@ -91,7 +114,12 @@ def image_of_streamed(A: StreamedMatrix, values_dtype: Any) -> SparseMatrix:
     none = xp.zeros((index.shape[0] // size, size, size), dtype=np.float32)
     own = {"exponents": exponents, "corrections": none}
     image = SymmetricImageMatrix.from_arrays(index.shape, index.dtype, {**arrays, **own}, index.parameters)
-    return image.corrected(sums, diagonal)
+    if lost is None:
+        return image.corrected(sums, diagonal)
+    lost = A.device.asarray(lost)
+    if dtype == np.float32:
+        return replace(image, corrections=lost)
+    return image.corrected(sums + lost.reshape(sums.shape), diagonal + lost)
 
 
 def _starts(index: MatrixIndex) -> dict[int, dict[str, int]]:

@@ -292,12 +292,13 @@ def streams_from(experiment: Experiment, directory: Path) -> Path:
     return directory if store is None else _existing(store.parent)
 
 
-def open_store(experiment: Experiment, plan: StreamPlan, device: Device, path: Path, reporter: Reporter) -> Store:
+def open_store(experiment: Experiment, placement: Placement, device: Device, path: Path, reporter: Reporter) -> Store:
     """Build the matrix where it is streamed from, or open it: on disk for the CPU, in host memory for a GPU, or nowhere.
 
-    ``path`` is the place on disk if ``memory.store`` names none.
+    ``path`` is the place on disk if ``memory.store`` names none. On disk, the values of a matrix that has an image in memory are
+    stored in two planes.
     """
-    memory, cantilever, index = experiment.memory, experiment.cantilever(), plan.index
+    memory, cantilever, index = experiment.memory, experiment.cantilever(), placement.plan_of_store.index
     if experiment.on_arrival:
         with reporter.stage("assemble"):
             return MadeStore(index, cantilever.row_maker(index.format_name, device))
@@ -306,7 +307,8 @@ def open_store(experiment: Experiment, plan: StreamPlan, device: Device, path: P
         return fill_memory(slabs, index, reporter)
     path = memory.store or path
     if not path.exists():
-        fill_disk(path, slabs, index, _store_label(experiment), reporter).close()
+        planes = placement.image is not None
+        fill_disk(path, slabs, index, _store_label(experiment), reporter, planes=planes).close()
     store = FileStore(path)
     _check_store(store, experiment)
     return store
@@ -324,7 +326,9 @@ def fill_memory(slabs: Iterable[Any], index: MatrixIndex, reporter: Reporter) ->
         return HostStore.create(counted(), index.shape)
 
 
-def fill_disk(path: Path, slabs: Iterable[Any], index: MatrixIndex, label: str, reporter: Reporter) -> FileStore:
+def fill_disk(
+    path: Path, slabs: Iterable[Any], index: MatrixIndex, label: str, reporter: Reporter, *, planes: bool = False
+) -> FileStore:
     """Build a matrix that is planned like ``index`` on disk, if it has room there."""
     existing = _existing(path.parent)
     free = shutil.disk_usage(existing).free
@@ -334,7 +338,7 @@ def fill_disk(path: Path, slabs: Iterable[Any], index: MatrixIndex, label: str, 
             "name another place as memory.store"
         )
     with reporter.stage("assemble") as stage:
-        return write_store(path, slabs, index, label, stage)
+        return write_store(path, slabs, index, label, stage, planes=planes)
 
 
 def _existing(folder: Path) -> Path:

@@ -132,8 +132,9 @@ class RankedRun(SingleRun):
             return sharing * (nbytes - spec.replicated_nbytes(own) + each)
         return int((nbytes - each) * min(unknowns, sharing * own) // unknowns + sharing * each)
 
-    def _stored(self, plan: StreamPlan, resources: contextlib.ExitStack) -> Operator:
+    def _stored(self, placement: Placement, resources: contextlib.ExitStack) -> Operator:
         """Build and open the square of this rank's rows, which is streamed; their couplings stay in memory."""
+        plan = placement.plan_of_store
         couplings = couplings_of_rank(self.experiment, self.partition, self.communicator, self.device)
         path = self._checkpoint.parent / f"{self.folder.matrix.name}-of-rank-{self.communicator.rank}"
         with self.communicator.together():

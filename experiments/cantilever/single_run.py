@@ -140,14 +140,15 @@ class SingleRun(Run):
     def make(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store:
         """Assemble the matrix in memory, or build or open the store from which it is streamed."""
         if self.experiment.memory.budget is not None:
-            return self._stored(placement.plan_of_store, resources)
+            return self._stored(placement, resources)
         with self.reporter.stage("assemble"):
             return self._assembled()
 
-    def _stored(self, plan: StreamPlan, resources: contextlib.ExitStack) -> Operator | Store:
+    def _stored(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store:
         """Build or open the store from which the matrix is streamed."""
-        store = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
-        return store if self.experiment.memory.devices is None else self._shared(store, plan, resources)
+        store = open_store(self.experiment, placement, self.device, self.folder.matrix, self.reporter)
+        shared = self.experiment.memory.devices is not None
+        return self._shared(store, placement.plan_of_store, resources) if shared else store
 
     def _assembled(self) -> Operator:
         name, dtype = resident_format(self.experiment), np.dtype(self.experiment.memory.values)

@@ -12,6 +12,10 @@ from penstock.commands.terminal import Quiet, Verbose, noting_interrupts, open_t
 
 _SOURCES = typer.Argument(help="One file, or several with some of the rows each (<matrix programs>); or a store.")
 _FORMAT = "auto, which finds dense blocks, or one of <formats>; the symmetric one keeps the upper half of the matrix."
+_PLANES = typer.Option(
+    "--planes/--no-planes",
+    help="Store values in two planes of 32 bits, of which images in fewer digits read one; by default those of symmetric_bsr.",
+)
 _MEMORY = typer.Option(help="For the entries of Matrix Market files, which may come in any order.")
 
 
@@ -28,6 +32,7 @@ def store(
         int | None, typer.Option(help="Rows of the dense blocks; by default they are detected.")
     ] = None,
     slab: Annotated[str, typer.Option(help="About the size of a subdivision.")] = "16 MiB",
+    planes: Annotated[bool | None, _PLANES] = None,
     memory: Annotated[str, _MEMORY] = "1 GiB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
     quiet: Quiet = False,
@@ -48,6 +53,7 @@ def store(
                 format=format_name,
                 block_size=block_size or "auto",
                 slab=slab,
+                planes=planes,
                 memory=memory,
                 overwrite=overwrite,
                 progress=lambda written: stage.advance(

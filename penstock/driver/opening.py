@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,9 +43,10 @@ from penstock.streaming import (
     reach_of,
     reach_of_store,
 )
-from penstock.streaming.image import image_of_streamed
+from penstock.streaming.image import completed_by, image_of_store, image_of_streamed
 from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
+from penstock.streaming.stores.planes import BeyondFloat32Error, CompletedStore, has_planes
 from penstock.streaming.stores.whole import read_whole
 
 # Host memory, in sizes of a store, that reading it as a whole and putting it into another order needs.
@@ -130,13 +131,15 @@ def nearest(store: Store, device: Device, reporter: Reporter) -> Store:
         return HostStore.from_store(store)
 
 
-def write_store(path: Path, slabs: Iterable[SparseMatrix], index: MatrixIndex, label: str, stage: Stage) -> FileStore:
+def write_store(
+    path: Path, slabs: Iterable[SparseMatrix], index: MatrixIndex, label: str, stage: Stage, *, planes: bool = False
+) -> FileStore:
     """Write a matrix that is planned like ``index`` to disk."""
 
     def progress(written: int) -> None:
         stage.advance(written / index.nbytes, f"{format_nbytes(written)} written")
 
-    return FileStore.create(path, slabs, shape=index.shape, label=label, progress=progress)
+    return FileStore.create(path, slabs, shape=index.shape, label=label, planes=planes, progress=progress)
 
 
 @dataclass
@@ -227,11 +230,17 @@ class _Opener:
             return self._system(on_device, placement if on_device is whole else replace(placement, matrix=None))
         return (yield from self._streamed(self._store_of(whole.to_device(CPU), placement.stream_plan), placement))
 
-    def _store_of(self, whole: SparseMatrix, plan: StreamPlan) -> Store:
-        """Return a store from which a matrix on the host is streamed: that memory, page-locked, for a GPU, else a file."""
+    def _store_of(self, whole: SparseMatrix, plan: StreamPlan, *, planes: bool = False) -> Store:
+        """Return a store from which a matrix on the host is streamed: that memory, page-locked, for a GPU, else a file.
+
+        With ``planes``, values in the file are stored in two planes if they can be.
+        """
         if self.request.device.kind == "cuda":
             with self.reporter.stage("copy"):  # to page-locked memory
                 return HostStore.from_matrix(whole, len(plan.index.subdivisions))
+        if planes:
+            with suppress(BeyondFloat32Error):
+                return self._written(whole, plan, planes=True)
         return self._written(whole, plan)
 
     def _with_image(
@@ -241,19 +250,24 @@ class _Opener:
         whole, device = image.matrix, self.request.device
         if store is None:
             assert whole is not None, "a matrix in memory is converted"
-            store = self._store_of(whole, image.plan)
+            store = self._store_of(whole, image.plan, planes=placement.precision == "float32")
         store = self._near(store, image.plan, of_caller=of_caller)
-        with self.reporter.stage("open"):
-            budget = MemoryBudget(max(1, image.plan.storage_nbytes))
-            streamed = self.resources.enter_context(StreamedMatrix(store, budget, device=device, plan=image.plan))
+        precision, A = placement.precision, None
         with self.reporter.stage("image"):
-            precision = placement.precision
-            if whole is None or device.kind == "cuda":  # which rounds what arrives faster than a host
-                A = image_of_streamed(streamed, precision)
-            else:
+            if whole is not None and device.kind == "cpu":  # a GPU rounds what arrives faster than a host
                 A = image_of(whole, np.dtype(precision))
+            elif has_planes(store):
+                A = image_of_store(store, precision, max(1, image.plan.storage_nbytes), device)
+        with self.reporter.stage("open"):
+            budget, store = MemoryBudget(max(1, image.plan.storage_nbytes)), completed_by(A, store)
+            streamed = self.resources.enter_context(StreamedMatrix(store, budget, device=device, plan=image.plan))
+        if A is None:
+            with self.reporter.stage("image"):
+                A = image_of_streamed(streamed, precision)
         system = self._system(A, replace(placement, image=replace(image, matrix=None)))
         system.streamed, system.of_store = streamed, of_caller
+        if isinstance(store, CompletedStore):
+            system.remember("planes", "residuals read the low words of the values, which complete those of the image")
         system.check_image()
         return system
 
@@ -336,14 +350,14 @@ class _Opener:
             self.held.replace(near)
         return near
 
-    def _written(self, whole: SparseMatrix, plan: StreamPlan) -> FileStore:
+    def _written(self, whole: SparseMatrix, plan: StreamPlan, *, planes: bool = False) -> FileStore:
         """Write a matrix to disk, for a CPU to stream from; removed at the end."""
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         path = self.resources.enter_context(scratch_folder("penstock-", self.folder)) / "matrix"
         with self.reporter.stage("write") as stage:
             slabs = row_slabs(whole, len(plan.index.subdivisions))
-            return write_store(path, slabs, plan.index, self.request.name, stage)
+            return write_store(path, slabs, plan.index, self.request.name, stage, planes=planes)
 
     def _rates(self, nbytes: int) -> LinkRates | None:
         return None if nbytes < WORTH_MEASURING_NBYTES else machine_rates(self.request.device, self._streams_from)

@@ -17,8 +17,9 @@ from penstock.driver.open_system import OpenSystem
 from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming import FileStore, HostStore, MadeStore, Store, StreamedMatrix
-from penstock.streaming.image import image_of_streamed
+from penstock.streaming.image import completed_by, image_of_store, image_of_streamed
 from penstock.streaming.stores.buffers import aligned_buffer
+from penstock.streaming.stores.planes import CompletedStore, has_planes
 
 Writing = Callable[[], AbstractContextManager[None]]
 
@@ -66,14 +67,14 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     of_order = matrix
     if system.order is not None:
         of_order = CsrMatrix.from_csr(system.order.matrix(matrix.to_csr()), check=False)
-    writes = []
+    writes: list[Callable[[], object]] = []
+    rounds = streams and A.device.kind == "cuda"  # what arrives
+    if isinstance(A, SparseMatrix) and not rounds:
+        writes.append(partial(_write_resident, system, A, of_order))
     if isinstance(system.matrix, StreamedMatrix):
         writes.append(_streamed_write(system, system.matrix, of_order))
-    if isinstance(A, SparseMatrix):
-        if isinstance(system.matrix, StreamedMatrix) and A.device.kind == "cuda":  # which rounds what arrives
+        if isinstance(A, SparseMatrix) and rounds and not isinstance(system.matrix.store, CompletedStore):
             writes.append(partial(_refill_image, A, system.matrix))
-        else:
-            writes.append(partial(_write_resident, system, A, of_order))
     with writing():
         for write in writes:
             write()
@@ -121,7 +122,7 @@ def _write_resident(system: OpenSystem, A: SparseMatrix, matrix: CsrMatrix) -> N
 
 def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) -> Callable[[], None]:
     """Do what may fail, and return what makes a streamed matrix use the new values."""
-    store = A.store
+    store = A.store.store if isinstance(A.store, CompletedStore) else A.store
     if isinstance(store, FileStore):
         refilled = store.refilled(matrix)  # on disk; this matrix still reads the old one
         return lambda: _use_own_store(system, A, refilled)
@@ -145,7 +146,10 @@ def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) ->
 
 def _use_own_store(system: OpenSystem, A: StreamedMatrix, store: Any, matrix: SparseMatrix | None = None) -> None:
     """Stream from a store that was made here, and close the one that was made before."""
-    A.reopen(store)
+    if isinstance(A.store, CompletedStore) and A.device.kind == "cuda":
+        _stream_beside_image(cast(SparseMatrix, system.A), A, store)
+    else:
+        A.reopen(completed_by(system.A, store))
     system.held.replace(store)
     if matrix is not None and system.stored is not None:
         system.keep(matrix)
@@ -168,7 +172,8 @@ def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> No
             raise InputError(
                 f"the new store has another pattern in rows {subdivision.row_start} to {subdivision.row_stop - 1}; prepare it"
             )
-    before, copied = A.store, isinstance(A.store, HostStore) and not hasattr(store, "segments")
+    before = A.store.store if isinstance(A.store, CompletedStore) else A.store
+    copied = isinstance(before, HostStore) and not hasattr(store, "segments")
     if copied:
         store = HostStore.from_store(store)
     with writing():
@@ -187,16 +192,30 @@ def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> No
 
 def _reopen(system: OpenSystem, A: StreamedMatrix, store: Store) -> None:
     """Stream from another store; an image in memory gets its values."""
-    A.reopen(store)
     if isinstance(system.A, SparseMatrix):
-        _refill_image(system.A, A)
+        _stream_beside_image(system.A, A, store)
+    else:
+        A.reopen(store)
+
+
+def _stream_beside_image(image: SparseMatrix, A: StreamedMatrix, store: Store) -> None:
+    if has_planes(store):  # of which an image in float32 is a part of the matrix
+        _copy_values(image, image_of_store(store, image.values_dtype, A.plan.storage_nbytes, A.device))
+        A.reopen(completed_by(image, store))
+    else:
+        A.reopen(store)
+        _refill_image(image, A)
 
 
 def _refill_image(image: SparseMatrix, A: StreamedMatrix) -> None:
     """Give an image in memory the values of the matrix that is streamed."""
-    new = image_of_streamed(A, image.values_dtype).arrays()
+    _copy_values(image, image_of_streamed(A, image.values_dtype))
+
+
+def _copy_values(image: SparseMatrix, new: SparseMatrix) -> None:
+    arrays = new.arrays()
     for name, array in image.arrays().items():
-        array[...] = new[name]
+        array[...] = arrays[name]
 
 
 def _structure(store: Store, number: int) -> np.ndarray[Any, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from penstock.files.arrays import failures_named
 from penstock.files.registry import is_store, reader_of, reading, slabs_of
 from penstock.files.slabs import Slabs, recut
-from penstock.spmv import CPU, InputError, parse_nbytes
+from penstock.spmv import CPU, InputError, format_named, parse_nbytes
 from penstock.streaming import FileStore, StoreBuilder
 from penstock.streaming.store_products import complete_slabs
 from penstock.streaming.stores.packing import symmetric_slabs
@@ -23,6 +23,7 @@ def store_files(
     format: str = "auto",
     block_size: int | Literal["auto"] = "auto",
     slab: int | str = "16 MiB",
+    planes: bool | None = None,
     memory: int | str = "1 GiB",
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -32,13 +33,17 @@ def store_files(
     Sources are a file or folder that :func:`penstock.files.registry.read_matrix` reads, or the folder of a store, which is cut
     and converted anew; or several, each with some of the rows, one after the other. Stores and files whose reader has ``slabs``
     are read slab by slab, those whose reader has ``entries``, which may come in any order, in parts that are sorted in
-    ``memory``, others whole. Subdivisions have about ``slab`` bytes; other options are those of :meth:`FileStore.create`.
+    ``memory``, others whole. Subdivisions have about ``slab`` bytes. Values are stored in two ``planes`` by default where images
+    in fewer digits are likely to be made of them: half of a symmetric matrix. Other options are those of
+    :meth:`FileStore.create`.
     """
     if not sources:
         raise InputError("name a file, or several with some of the rows each")
+    if planes is None:
+        planes = format != "auto" and format_named(format).traits.half
     files, options = (
         [Path(source) for source in sources],
-        {"format": format, "block_size": block_size, "overwrite": overwrite},
+        {"format": format, "block_size": block_size, "overwrite": overwrite, "planes": planes},
     )
     if any(not is_store(file) and reader_of(file).entries is not None for file in files):
         return _of_entries(files, Path(path), memory, progress, options)

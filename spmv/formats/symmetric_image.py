@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.device import Array, Device, count_true
+from penstock.spmv.device import Array, Device, count_true, device_of
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.formats.symmetric_bsr import SymmetricBsrMatrix, add_on_cpu, register_products
@@ -94,11 +94,7 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
             raise InputError("a matrix with an empty block on the diagonal has no image")
         with np.errstate(all="ignore"):  # values beyond the range of float32 are found out by the diagonal
             missing = (row_sums - self.apply(block_ones(self.shape[0], size, self.device))).reshape(-1, size, size)
-            of_diagonal = diagonal - self.diagonal_blocks(size)
-            of_others = 0.5 * (missing + missing.swapaxes(1, 2)) - of_diagonal
-            small = abs(of_others).max(axis=(1, 2)) <= _SMALL * abs(diagonal).max(axis=(1, 2))
-            corrections = of_diagonal + xp.where(small[:, None, None], of_others, 0.0)
-            return replace(self, corrections=xp.ascontiguousarray(corrections.astype(np.float32)))
+            return replace(self, corrections=corrections_of(missing, diagonal - self.diagonal_blocks(size), diagonal))
 
     @cached_property
     def lowered(self) -> tuple[Array, Array, np.int32]:
@@ -181,6 +177,18 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         new = type(self).of(half.to_device(self.device), self.values.dtype)
         for name in ("values", "exponents", "corrections"):
             getattr(self, name)[...] = getattr(new, name)
+
+
+def corrections_of(missing: Array, of_diagonal: Array, diagonal: Array) -> Array:
+    """Return what makes up, on the diagonal, for errors of an image: (block rows, block size, block size), float32.
+
+    ``missing`` are the errors of each row's sum of blocks, ``of_diagonal`` those of its block on the diagonal, ``diagonal``.
+    """
+    xp = device_of(diagonal).xp
+    of_others = 0.5 * (missing + missing.swapaxes(1, 2)) - of_diagonal
+    small = abs(of_others).max(axis=(1, 2)) <= _SMALL * abs(diagonal).max(axis=(1, 2))
+    corrections = of_diagonal + xp.where(small[:, None, None], of_others, 0.0)
+    return xp.ascontiguousarray(corrections.astype(np.float32))
 
 
 def block_ones(rows: int, size: int, device: Device) -> Array:

@@ -20,6 +20,7 @@ from penstock.streaming.stores.base import PageLockable
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.made_store import makes_on
 from penstock.streaming.stores.matrix_index import Part
+from penstock.streaming.stores.planes import CompletedStore
 
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
@@ -55,6 +56,7 @@ class CudaExecutor:
         self._direct: PageLockable | None = None
         self._staging: Staging | None = None
         self._made = setup.store if makes_on(setup.store, setup.device) else None
+        self._completed = setup.store if isinstance(setup.store, CompletedStore) else None
         with cupy.cuda.Device(setup.device.index):
             if isinstance(setup.store, PageLockable):
                 try:
@@ -91,6 +93,8 @@ class CudaExecutor:
             host = aligned_buffer(self._index.subdivisions[number].part_nbytes(part))
             self.store.read_into(number, host, part)
             buffer[: host.nbytes].set(host)
+            if self._completed is not None:
+                self._completed.complete(number, buffer, part)
 
     @property
     def _capturable(self) -> bool:
@@ -246,6 +250,9 @@ class CudaExecutor:
                 nbytes = self._index.subdivisions[step.subdivision].part_nbytes(self._part)
                 target.copy_from_host_async(self._staging.buffers[step.slot].ctypes.data, nbytes, stream)
                 self._staging.copied[step.slot].record(stream)
+                if self._completed is not None:
+                    with stream:
+                        self._completed.complete(step.subdivision, self.slots[step.slot], self._part)
         events.arrived[step.slot].record(stream)
         if self._copy_stream is None:
             stream.synchronize()

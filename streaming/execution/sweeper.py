@@ -148,7 +148,8 @@ class Sweeper:
                 executor.play(steps, self._residents, self._located(visit), self._placed(key, number, empty))
             self._number, self._empty = number + 1, False
             self.sweeps += 1
-            self.bytes_streamed += self.plan.streamed_nbytes if empty else self.plan.sweep_nbytes(number)
+            moved = self.plan.streamed_nbytes if empty else self.plan.sweep_nbytes(number)
+            self.bytes_streamed += round(moved * getattr(self.store, "read_share", 1.0))
         finally:
             self._sweeping.release()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import os
 import threading
 import time
@@ -19,14 +19,20 @@ from penstock.host.checksums import checksum_of
 from penstock.host.threads import PIECE_NBYTES, mapped, usable_cores
 from penstock.spmv import CsrMatrix, InputError, SparseMatrix, StoreError
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
-from penstock.streaming.stores.matrix_index import MatrixIndex, Part
-from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack, row_slabs_of
-from penstock.streaming.stores.store_place import StorePlace, writing
+from penstock.streaming.stores.matrix_index import Part
+from penstock.streaming.stores.packing import SlabConverter, row_slabs_of
+from penstock.streaming.stores.planes import BeyondFloat32Error, join, plane_nbytes
+from penstock.streaming.stores.store_files import (
+    INDEX,
+    SLABS,
+    STORE_FILES,
+    SlabWriter,
+    read_index,
+    stored_nbytes,
+    write_index,
+)
+from penstock.streaming.stores.store_place import StorePlace
 
-_VERSION = 2
-_INDEX, _DATA = "index.json", "slabs.bin"
-#: The files of a store.
-STORE_FILES = (_INDEX, _DATA)
 _SEEKING = threading.Lock()
 _CLOCK_TICK = 100_000_000  # nanoseconds: systems stamp files a hundred times a second or more often
 
@@ -72,17 +78,18 @@ class FileStore:
         if verify not in ("once", "always"):
             raise InputError(f"verify must be 'once' or 'always', not {verify!r}")
         self.path, self.verify = Path(path), verify
-        self.index, self.label = _read_index(self.path)
-        lengths = [subdivision.nbytes for subdivision in self.index.subdivisions]
+        self.index, self.label, self._planes = read_index(self.path)
+        lengths = [stored_nbytes(subdivision, planes=self.planes) for subdivision in self.index.subdivisions]
         self._offsets = np.cumsum([0, *lengths]).tolist()
+        self._both = aligned_buffer(0)  # planes that are being joined
         # When each piece was verified, as the state of the file; None if it may have been altered since.
         self._verified: dict[tuple[int, int, int], _State | None] = {}
-        data = self.path / _DATA
+        data = self.path / SLABS
         nbytes = data.stat().st_size if data.exists() else 0
-        if nbytes != self._offsets[-1]:
+        expected = self._offsets[-1] + (0 if self._planes is None else self._planes.corrections_nbytes)
+        if nbytes != expected:
             raise StoreError(
-                f"{data} has {nbytes} bytes instead of {self._offsets[-1]}: it was truncated or is not finished; build the "
-                "store again"
+                f"{data} has {nbytes} bytes instead of {expected}: it was truncated or is not finished; build the store again"
             )
         self._file, self.direct = _open_for_reading(data, direct)
         self._opened = self._last = _state_of(self._file)
@@ -99,6 +106,7 @@ class FileStore:
         format: str = "auto",
         block_size: int | Literal["auto"] = "auto",
         slab: int | str | None = None,
+        planes: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Self:
         """Write row slabs to disk one by one and open the store.
@@ -126,13 +134,18 @@ class FileStore:
         slab : int or str, optional
             About the bytes of a subdivision into which a whole matrix is cut, such as ``"16 MiB"``; two or more of them must
             fit the memory budget of a streamed matrix. By default 64 subdivisions or fewer, of 1 MiB or more.
+        planes : bool
+            Store values of float64 in two planes: float32 numbers, and 32 bits each that complete them. They take the same
+            bytes. A solve by an image of the matrix, ``precision`` of :func:`penstock.solve`, then reads half of them for the
+            image, and with an image in float32 half of them for each residual; other sweeps join both.
         progress : callable, optional
             Called with the bytes written so far after each slab.
 
         Raises
         ------
         InputError
-            If a slab is not valid, the slabs do not add up to ``shape``, or ``path`` exists, from the start or at the end.
+            If a slab is not valid, the slabs do not add up to ``shape``, or ``path`` exists, from the start or at the end; if
+            values that are to be stored in planes are not of float64, or beyond the range of float32.
         StoreError
             If the disk is full or fails.
         """
@@ -140,8 +153,9 @@ class FileStore:
         with place.building() as partial:
             converter = SlabConverter(format, block_size)
             slabs = map(converter.convert, row_slabs_of(row_slabs, format, block_size=block_size, slab=slab))
-            index = _write_slabs(place.path, partial / _DATA, slabs, shape, progress)
-            _write_index(partial / _INDEX, index, label, place.path)
+            writer = SlabWriter(place.path, planes=planes)
+            index = writer.write(partial / SLABS, slabs, shape, progress)
+            write_index(partial / INDEX, index, label, place.path, writer.planes)
         return cls(place.path)
 
     def refilled(self, A: CsrMatrix) -> Self:
@@ -149,6 +163,7 @@ class FileStore:
 
         The new store is written beside the old one, at the cost of its bytes, and takes its name at the end: whatever
         interrupts this, the disk has the old store or the new one. This object goes on reading the old values until it is closed.
+        Values beyond the range of float32 are not stored in planes.
 
         Parameters
         ----------
@@ -170,7 +185,30 @@ class FileStore:
                 slab.refill(A.rows(of.row_start, of.row_stop), of.row_start)
                 yield slab
 
-        return self.create(self.path, slabs(), shape=self.index.shape, overwrite=True, label=self.label)
+        kept: dict[str, Any] = {"shape": self.index.shape, "overwrite": True, "label": self.label}
+        if self.planes:
+            with contextlib.suppress(BeyondFloat32Error):
+                return self.create(self.path, slabs(), planes=True, **kept)
+        return self.create(self.path, slabs(), **kept)
+
+    @property
+    def planes(self) -> bool:
+        """Whether values are stored in two planes."""
+        return self._planes is not None
+
+    def corrections(self) -> np.ndarray[Any, Any] | None:
+        """Return the corrections of the image in float32, (block rows, block size, block size); None if there are none."""
+        if self._planes is None or not self._planes.corrections_nbytes:
+            return None
+        buffer, where = aligned_buffer(self._planes.corrections_nbytes), f"the corrections in {self.path}"
+        try:
+            done = _read_from(self._file, buffer, self._offsets[-1])
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot read {where}: {error}; check the disk, or open the store again") from error
+        if done < buffer.size or zlib.crc32(buffer.data) != self._planes.corrections_checksum:
+            raise StoreError(f"{where} do not match their checksum: the file was altered; build the store again")
+        rows, size = self.index.shape[0], self.index.block_size
+        return buffer.view(np.float32)[: rows * size].reshape(-1, size, size)
 
     def __repr__(self) -> str:
         return f"<FileStore {self.path}: {self.index}>"
@@ -183,13 +221,48 @@ class FileStore:
         StoreError
             If the disk fails, the file ends early, or a checksum does not match; the message names file, subdivision and rows.
         """
+        subdivision = self.index.subdivisions[number]
+        nbytes = subdivision.part_nbytes(part)
+        if self._planes is None:
+            start = subdivision.bytes_of(part).start
+            self._read(number, buffer[:nbytes], start, subdivision.checksums_of(part))
+            return
+        if part != "values":
+            structure = subdivision.values_start
+            self._read(number, buffer[:structure], 0, subdivision.checksums_of("structure"))
+        if part != "structure":
+            plane = plane_nbytes(subdivision)
+            if self._both.nbytes < 2 * plane:
+                self._both = aligned_buffer(2 * plane)
+            self._read_planes(number, self._both, 0, 2)
+            values = buffer[nbytes - subdivision.part_nbytes("values") : nbytes].view(np.float64)
+            high, low = self._both[:plane].view(np.float32), self._both[plane : 2 * plane].view(np.int32)
+            join(high[: values.size], low[: values.size], values, _reading_threads(values.nbytes))
+
+    def read_high(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
+        """Read the high words of the values of a subdivision, of a store of two planes, into a page-aligned buffer."""
+        self._read_planes(number, buffer, 0, 1)
+
+    def read_low(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
+        """Read the low words likewise."""
+        self._read_planes(number, buffer, 1, 2)
+
+    def _read_planes(self, number: int, buffer: np.ndarray[Any, Any], first: int, stop: int) -> None:
+        assert self._planes is not None, "the store has planes"
+        subdivision = self.index.subdivisions[number]
+        nbytes = plane_nbytes(subdivision)
+        bounds = [subdivision.values_start + plane * nbytes for plane in range(first, stop + 1)]
+        pieces = [slice(*ends) for ends in itertools.pairwise(bounds)]
+        checksums = list(zip(pieces, self._planes.checksums[number][first:stop], strict=True))
+        self._read(number, buffer[: (stop - first) * nbytes], bounds[0], checksums)
+
+    def _read(self, number: int, target: np.ndarray[Any, Any], start: int, checksums: list[tuple[slice, int]]) -> None:
+        """Read what is stored of a subdivision from an offset on, and verify the pieces of it that have a checksum."""
         now = before = self._last
         subdivision = self.index.subdivisions[number]
         where = f"subdivision {number} ({subdivision}) of {self.path}"
         if self._file.closed:
             raise StoreError(f"cannot read {where}: the store is closed; open it again with FileStore(path)")
-        start, nbytes = subdivision.bytes_of(part).start, subdivision.part_nbytes(part)
-        target = buffer[:nbytes]
         try:
             done = _read_from(self._file, target, self._offsets[number] + start)
             now = _state_of(self._file)
@@ -197,10 +270,11 @@ class FileStore:
             raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
         except ValueError as error:  # of a closed file
             raise StoreError(f"cannot read {where}: the store was closed meanwhile") from error
-        if done < nbytes:
-            raise StoreError(f"{where} ends after {start + done} of {subdivision.nbytes} bytes; build the store again")
+        if done < target.size:
+            stored = stored_nbytes(subdivision, planes=self.planes)
+            raise StoreError(f"{where} ends after {start + done} of {stored} bytes; build the store again")
         self._last = now
-        for piece, checksum in subdivision.checksums_of(part):
+        for piece, checksum in checksums:
             key = (number, piece.start, piece.stop)
             if self.verify == "always" or self._verified.get(key) != now:
                 content = target[piece.start - start : piece.stop - start]
@@ -249,67 +323,6 @@ class _State(NamedTuple):
 def _state_of(file: FileIO) -> _State:
     status = os.fstat(file.fileno())
     return _State(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def _json_checksum(content: Any) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-def _write_index(file_path: Path, index: MatrixIndex, label: str, store_path: Path) -> None:
-    content = {"label": label, **index.to_json()}
-    with writing(store_path), open(file_path, "w", encoding="utf-8") as file:
-        json.dump({"penstock_store": _VERSION, "checksum": _json_checksum(content), **content}, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _write_slabs(
-    path: Path,
-    data: Path,
-    row_slabs: Iterable[SparseMatrix],
-    shape: tuple[int, int] | None,
-    progress: Callable[[int], None] | None,
-) -> MatrixIndex:
-    builder, written, buffer = IndexBuilder(shape), 0, aligned_buffer(0)
-    with contextlib.ExitStack() as files:
-        with writing(path):
-            file = files.enter_context(open(data, "wb", buffering=0))
-        for slab in row_slabs:  # outside of writing(): errors of the caller's iterable pass unchanged
-            subdivision = builder.add(slab)
-            if buffer.nbytes < subdivision.nbytes:
-                buffer = aligned_buffer(subdivision.nbytes)
-            piece = buffer[: subdivision.nbytes]
-            pack(slab, subdivision, piece)
-            del slab  # before the next one is created
-            builder.set_checksums(piece)
-            remaining = piece.data
-            with writing(path):
-                while remaining:
-                    remaining = remaining[file.write(remaining) :]
-            written += subdivision.nbytes
-            if progress is not None:
-                progress(written)
-        with writing(path):
-            os.fsync(file.fileno())
-            if hasattr(os, "posix_fadvise"):  # reads bypass the page cache, so the file need not stay in it
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return builder.finish()
-
-
-def _read_index(path: Path) -> tuple[MatrixIndex, str]:
-    try:
-        with open(path / _INDEX, encoding="utf-8") as file:
-            data = json.load(file)
-    except FileNotFoundError:
-        raise StoreError(f"{path} is not a store: it has no {_INDEX}; make one with FileStore.create") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"cannot read {path / _INDEX}: {error}; build the store again") from error
-    if not isinstance(data, dict) or data.pop("penstock_store", None) != _VERSION:
-        raise StoreError(f"{path / _INDEX} is not an index of version {_VERSION}; build the store again")
-    if data.pop("checksum", None) != _json_checksum(data):
-        raise StoreError(f"{path / _INDEX}: the index is damaged (its checksum does not match); build the store again")
-    label = str(data.pop("label", ""))
-    return MatrixIndex.from_json(data), label
 
 
 def _open_for_reading(data: Path, direct: bool | None) -> tuple[FileIO, bool]:

@@ -14,8 +14,9 @@ import scipy.sparse
 from penstock.spmv import InputError, format_named, parse_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.validation import check_indices
-from penstock.streaming.stores.file_store import STORE_FILES, FileStore
+from penstock.streaming.stores.file_store import FileStore
 from penstock.streaming.stores.packing import symmetric_slabs
+from penstock.streaming.stores.store_files import STORE_FILES
 from penstock.streaming.stores.store_place import StorePlace, partial_folder, writing
 
 Numbers = np.ndarray[Any, Any]
@@ -47,7 +48,7 @@ class StoreBuilder:
         Of the whole matrix.
     memory : int or str
         For entries that are being sorted, and for a slab, which has 840 rows or more, 26,880 in formats of chunks.
-    overwrite, label, format, block_size
+    overwrite, label, format, block_size, planes
         As for :meth:`FileStore.create`.
 
     Raises
@@ -81,6 +82,7 @@ class StoreBuilder:
         label: str = "",
         format: str = "auto",
         block_size: int | Literal["auto"] = "auto",
+        planes: bool = False,
     ) -> None:
         rows, columns = (int(size) for size in shape)
         if rows < 1 or not 1 <= columns <= INT32_MAX:
@@ -91,7 +93,7 @@ class StoreBuilder:
         self._place = StorePlace(Path(path), overwrite=overwrite, files=STORE_FILES)
         self._place.check()
         self._options: dict[str, Any] = {
-            "overwrite": overwrite, "label": label, "format": format, "block_size": block_size
+            "overwrite": overwrite, "label": label, "format": format, "block_size": block_size, "planes": planes
         }  # fmt: skip
         self._most = max(1, parse_nbytes(memory) // _SORTING_NBYTES)
         chunks = 1 if format in ("auto", "csr", "bsr") else _CHUNK

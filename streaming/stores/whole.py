@@ -25,7 +25,9 @@ def read_whole(store: Store) -> scipy.sparse.csr_array:
         columns.append(slab_columns.astype(np.int64))
         values.append(slab_values.copy())
     row, column, value = (np.concatenate(parts) for parts in (rows, columns, values))
-    if format_named(index.format_name).traits.half:
+    if (
+        format_named(index.format_name).traits.half and len(index.subdivisions) > 1
+    ):  # a slab of all rows has both halves
         size = int(index.parameters.get("block_size", 1))
         right = column // size > row // size
         row, column = np.concatenate((row, column[right])), np.concatenate((column, row[right]))

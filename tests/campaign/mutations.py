@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.experiments.reporting import checkpoint as checkpoints
-from penstock.streaming.stores import file_store
+from penstock.streaming.stores import store_files
 
 NUMBERS = [
     0,
@@ -163,7 +163,7 @@ def alter_store(path: Path, rng: random.Random) -> None:
         container[key] = rng.choice(
             [0, -1, 1, 2, 3, 7, 2**31, 2**40, "x", None, 1.5, [], {}, "float64", "int32", "csr"]
         )
-    checksum = file_store._json_checksum(data)
+    checksum = store_files._json_checksum(data)
     (path / "index.json").write_text(json.dumps({"penstock_store": version, "checksum": checksum, **data}))
     (path / "slabs.bin").write_bytes(content)
 

@@ -161,7 +161,7 @@ def test_an_error_leaves_no_folder(tmp_path, monkeypatch):
     def refuse(*arguments, **keywords):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("penstock.streaming.stores.file_store.os.fsync", refuse)
+    monkeypatch.setattr("penstock.streaming.stores.store_files.os.fsync", refuse)
 
     with pytest.raises(StoreError, match=r"No space left on device; .* are free there; nothing was left"):
         run_experiment(experiment(), tmp_path / "run")

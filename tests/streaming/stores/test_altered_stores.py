@@ -13,7 +13,7 @@ from penstock.fem import Cantilever
 from penstock.spmv import InputError, StoreError
 from penstock.spmv.formats.base import format_names
 from penstock.streaming import FileStore, StreamedMatrix
-from penstock.streaming.stores import file_store
+from penstock.streaming.stores import file_store, store_files
 from penstock.streaming.stores.matrix_index import MatrixIndex
 
 BEAM = Cantilever(nodes=(9, 5, 5), dof=3)
@@ -56,7 +56,7 @@ def altered(whole, path, name, change):
     values = min(of["offset"] for of in second["fields"] if of["dtype"].startswith("float"))
     piece = content[first["nbytes"] : first["nbytes"] + second["nbytes"]]
     second["checksums"] = [zlib.crc32(piece[:values]), zlib.crc32(piece[values:])]
-    checksum = file_store._json_checksum(data)
+    checksum = store_files._json_checksum(data)
     (path / "index.json").write_text(json.dumps({"penstock_store": version, "checksum": checksum, **data}))
     (path / "slabs.bin").write_bytes(content)
 

@@ -391,7 +391,7 @@ class TestAnUnfinishedBuildLeavesNothing:
         def open_on_small_disk(file, mode="r", **options):
             return SmallDisk(file, mode) if os.fspath(file).endswith("slabs.bin") else open(file, mode, **options)
 
-        monkeypatch.setattr("penstock.streaming.stores.file_store.open", open_on_small_disk, raising=False)
+        monkeypatch.setattr("penstock.streaming.stores.store_files.open", open_on_small_disk, raising=False)
 
         with pytest.raises(StoreError, match=r"(?i)no space left on device; .* free there; nothing was left") as caught:
             FileStore.create(path, make_slabs("SciPy CSR"))
@@ -425,7 +425,7 @@ def test_short_writes_are_continued(path, make_slabs, monkeypatch):
     def open_hesitantly(file, mode="r", **options):
         return HesitantFile(file, mode) if os.fspath(file).endswith("slabs.bin") else open(file, mode, **options)
 
-    monkeypatch.setattr("penstock.streaming.stores.file_store.open", open_hesitantly, raising=False)
+    monkeypatch.setattr("penstock.streaming.stores.store_files.open", open_hesitantly, raising=False)
 
     with (
         FileStore.create(path, make_slabs("SciPy CSR")) as store,
@@ -572,7 +572,7 @@ class TestADamagedStoreIsRefused:
     def test_an_index_of_another_version(self, built, data):
         (built / "index.json").write_text(json.dumps(data))
 
-        self.refuses(built, "not an index of version 2; build the store again")
+        self.refuses(built, "not an index of version 2, or 3 with planes; build the store again")
 
     def test_an_index_with_a_part_missing(self, built):
         self.alter(built, lambda data: data.pop("shape"))

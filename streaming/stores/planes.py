@@ -1,0 +1,278 @@
+"""Stores float64 values in two planes: float32 numbers, their *high words*, and the *low words* that complete them.
+
+With ``bits(a) = bits(float64(high)) + low``, as integers of 64 bits, both take the bytes of the values and stand for exactly
+these. What needs float32 only, such as an image of the matrix, reads half of the bytes, and where such an image lies in memory
+the other half gives the matrix itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any, Protocol, TypeGuard, runtime_checkable
+
+import numpy as np
+
+from penstock.host.threads import mapped
+from penstock.spmv import Array, BudgetError, InputError, SparseMatrix, format_nbytes
+from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, corrections_of
+from penstock.spmv.host_memory import available_nbytes
+from penstock.streaming.stores.buffers import PAGE_NBYTES
+from penstock.streaming.stores.matrix_index import ArrayField, MatrixIndex, Part, Subdivision
+
+Numbers = np.ndarray[Any, Any]
+
+# Numbers that are joined at once, so that what is computed between stays in a cache; and those that are copied first, at the
+# end of a subdivision, where high words would be written over low words that are still to be read.
+_AT_ONCE, _LAST = 1 << 17, 4096
+
+
+class BeyondFloat32Error(InputError):
+    """Values have no planes, as some are beyond the range of float32."""
+
+
+@runtime_checkable
+class PlaneStore(Protocol):
+    """A store of two planes.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import FileStore
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with FileStore.create(f"{folder}/A", Cantilever(nodes=4, dof=3).subdivisions(2), planes=True) as store:
+    ...         has_planes(store)
+    True
+    """
+
+    @property
+    def index(self) -> MatrixIndex:
+        """The description of the matrix in float64."""
+
+    @property
+    def planes(self) -> bool:
+        """Whether it has them."""
+
+    def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
+        """Read as any store; values are completed."""
+
+    def read_high(self, number: int, buffer: Numbers) -> None:
+        """Read the high words of the values of a subdivision into a page-aligned buffer of ``plane_nbytes`` bytes or more."""
+
+    def read_low(self, number: int, buffer: Numbers) -> None:
+        """Read the low words likewise."""
+
+    def corrections(self) -> Numbers | None:
+        """Return the corrections of the image in float32, if its format has some."""
+
+
+def has_planes(store: object) -> TypeGuard[PlaneStore]:
+    """Return whether a store has two planes."""
+    return isinstance(store, PlaneStore) and store.planes
+
+
+def plane_nbytes(subdivision: Subdivision) -> int:
+    """Return the bytes of a plane of a subdivision, padded to whole pages."""
+    return -(-subdivision.part_nbytes("values") // (2 * PAGE_NBYTES)) * PAGE_NBYTES
+
+
+def split(values: Numbers, high: Numbers, low: Numbers) -> None:
+    """Write the high words, float32, and the low words, int32, of numbers of float64.
+
+    Raises
+    ------
+    BeyondFloat32Error
+        If a number, other than 0, is beyond the range of float32.
+    """
+
+    def split_from(start: int) -> None:
+        part = slice(start, start + _AT_ONCE)
+        with np.errstate(all="ignore"):
+            high[part] = values[part]
+        rest = values[part].view(np.int64) - high[part].astype(np.float64).view(np.int64)
+        low[part] = rest
+        if (low[part] != rest).any():
+            beyond = values[part][low[part] != rest][0]
+            raise BeyondFloat32Error(
+                f"{beyond:g} is beyond the range of float32, so the values have no planes; scale the matrix, or store it "
+                "without planes"
+            )
+
+    mapped(split_from, range(0, values.size, _AT_ONCE))
+
+
+def join(high: Numbers, low: Numbers, values: Numbers, threads: int) -> None:
+    """Write the numbers of float64 whose high and low words are given."""
+    numbers = values.view(np.int64)
+
+    def join_from(start: int) -> None:
+        part = slice(start, start + _AT_ONCE)
+        np.add(high[part].astype(np.float64).view(np.int64), low[part], out=numbers[part])
+
+    mapped(join_from, range(0, values.size, _AT_ONCE), threads)
+
+
+def join_in_place(high: Array, values: Array, xp: Any) -> None:
+    """Complete numbers whose low words lie at the end of the bytes in which float64 numbers are written.
+
+    Parameters
+    ----------
+    high : array of float32
+    values : array of bytes
+        The values of a subdivision, padded to whole pages; in its last pages, which would hold a plane, are the low words.
+        What is written over them has been read: a number takes twice the bytes of a word, and the first half is free.
+    xp : module
+        NumPy or CuPy.
+    """
+    first = values.nbytes - -(-values.nbytes // (2 * PAGE_NBYTES)) * PAGE_NBYTES
+    low, numbers = values[first:].view(np.int32), values.view(np.int64)
+    begin, count = 0, high.size
+
+    def joined(start: int, stop: int, words: Array) -> None:
+        xp.add(high[start:stop].astype(np.float64).view(np.int64), words, out=numbers[start:stop])
+
+    while (end := min(begin + _AT_ONCE, (first // 4 + begin) // 2, count)) - begin >= min(_LAST, count - begin) > 0:
+        joined(begin, end, low[begin:end])
+        begin = end
+    joined(begin, count, low[begin:count].copy())
+    numbers[count:] = 0
+
+
+class HighWords:
+    """The matrix of a store of two planes rounded to float32: a store that reads half of the bytes of the values.
+
+    Parameters
+    ----------
+    store : PlaneStore
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import FileStore, StreamedMatrix
+    >>> beam = Cantilever(nodes=4, dof=3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with FileStore.create(f"{folder}/A", beam.subdivisions(2), planes=True) as store:
+    ...         with StreamedMatrix(HighWords(store), "1 MiB") as A:
+    ...             A.store.index.values_dtype.name, bool(abs(A @ beam.load() - beam.matrix() @ beam.load()).max() < 1e-6)
+    ('float32', True)
+    """
+
+    def __init__(self, store: PlaneStore) -> None:
+        self.store = store
+        of = store.index
+        self.index = replace(of, subdivisions=tuple(_of_high_words(subdivision) for subdivision in of.subdivisions))
+
+    def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
+        """Read a part of a subdivision."""
+        start = 0
+        if part != "values":
+            self.store.read_into(number, buffer, "structure")
+            start = self.index.subdivisions[number].values_start
+        if part != "structure":
+            self.store.read_high(number, buffer[start:])
+
+
+def _of_high_words(subdivision: Subdivision) -> Subdivision:
+    start = subdivision.values_start
+
+    def narrow(field: ArrayField) -> ArrayField:
+        return field if field.part == "structure" else replace(
+            field, dtype="float32", offset=start + (field.offset - start) // 2
+        )  # fmt: skip
+
+    fields = tuple(narrow(field) for field in subdivision.fields)
+    return replace(subdivision, fields=fields, nbytes=start + plane_nbytes(subdivision), checksums=None)
+
+
+class CompletedStore:
+    """The matrix of a store of two planes whose high words are in memory, as an image: a store that reads the low words.
+
+    Parameters
+    ----------
+    store : PlaneStore
+    image : SparseMatrix
+        In float32, on any device.
+
+    Notes
+    -----
+    On a CPU a read completes the values. On a GPU, to which low words are transferred, :meth:`complete` does it there.
+    """
+
+    def __init__(self, store: PlaneStore, image: SparseMatrix) -> None:
+        self.store, self.image, self.index = store, image, store.index
+        sizes = [_values_of(subdivision).nbytes // 8 for subdivision in self.index.subdivisions]
+        self._bounds = list(itertools.accumulate(sizes, initial=0))
+
+    @property
+    def read_share(self) -> float:
+        """The share of the bytes of the matrix that is read."""
+        planes = sum(plane_nbytes(subdivision) for subdivision in self.index.subdivisions)
+        return (self.index.part_nbytes("structure") + planes) / self.index.nbytes
+
+    def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
+        """Read a part of a subdivision; on a GPU, values are still to be completed."""
+        of = self.index.subdivisions[number]
+        if part != "values":
+            self.store.read_into(number, buffer, "structure")
+        if part != "structure":
+            nbytes = of.part_nbytes(part)
+            self.store.read_low(number, buffer[nbytes - plane_nbytes(of) : nbytes])
+            if self.image.device.kind == "cpu":
+                self.complete(number, buffer, part)
+
+    def complete(self, number: int, buffer: Array, part: Part = "whole") -> None:
+        """Complete the values of a subdivision in a byte buffer of the image's device; on a GPU in CuPy's current stream."""
+        if part == "structure":
+            return
+        of = self.index.subdivisions[number]
+        nbytes = of.part_nbytes(part)
+        values = buffer[nbytes - of.part_nbytes("values") : nbytes]
+        high = self.image.values.reshape(-1)[self._bounds[number] : self._bounds[number + 1]]
+        join_in_place(high, values, self.image.device.xp)
+
+
+def _values_of(subdivision: Subdivision) -> ArrayField:
+    [values] = [field for field in subdivision.fields if field.part == "values"]
+    return values
+
+
+class LostSums:
+    """Sums up, slab by slab, what float32 loses of the rows of a matrix of which the upper half is stored.
+
+    Corrections of the image are made of it. This takes 32 bytes for each row of the matrix and each row of a block.
+
+    Raises
+    ------
+    BudgetError
+        If there is no memory for it.
+    """
+
+    def __init__(self, slab: SparseMatrix) -> None:
+        rows, size = slab.shape[1], slab.block_size  # type: ignore[attr-defined]
+        if (needed := 4 * 8 * rows * size) > (room := available_nbytes()):
+            raise BudgetError(
+                f"sums of what float32 loses of {rows} rows take {format_nbytes(needed)}, but {format_nbytes(room)} of memory "
+                "are available; store the matrix without planes"
+            )
+        self._ones = block_ones(rows, size, slab.device)
+        self._sums = np.zeros_like(self._ones)
+        self._lost, self._diagonal = (np.zeros((rows // size, size, size)) for _ in range(2))
+
+    @staticmethod
+    def has_some(slab: SparseMatrix) -> bool:
+        """Return whether the images of a format have corrections."""
+        return slab.name == SymmetricImageMatrix.of_format and slab.values_dtype == np.float64
+
+    def add(self, first_row: int, slab: SparseMatrix) -> None:
+        """Add the losses of the rows of a slab, and of those that it stores for others."""
+        with np.errstate(all="ignore"):
+            lost = replace(slab, values=slab.values - slab.values.astype(np.float32))  # type: ignore[type-var]
+        lost.apply_slab(first_row, self._ones, self._sums, 1.0, 0.0)
+        lost.add_diagonal_blocks(first_row, self._lost)
+        slab.add_diagonal_blocks(first_row, self._diagonal)
+
+    def corrections(self) -> Numbers:
+        """Return the corrections of the blocks on the diagonal."""
+        return corrections_of(self._sums.reshape(self._lost.shape), self._lost, self._diagonal)  # type: ignore[no-any-return]

@@ -1,0 +1,173 @@
+"""The files of a store on disk: a JSON index, and the page-aligned slabs that it describes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from penstock.spmv import InputError, SparseMatrix, StoreError
+from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
+from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
+from penstock.streaming.stores.packing import IndexBuilder, pack
+from penstock.streaming.stores.planes import LostSums, plane_nbytes, split
+from penstock.streaming.stores.store_place import writing
+
+# Of a store whose values are stored as they are, and in two planes.
+_VERSION, _PLANES_VERSION = 2, 3
+INDEX, SLABS = "index.json", "slabs.bin"
+#: The files of a store.
+STORE_FILES = (INDEX, SLABS)
+
+
+def _json_checksum(content: Any) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+class Planes(NamedTuple):
+    """The checksums of both planes of each subdivision; the bytes of the corrections, at the end of the file, and theirs."""
+
+    checksums: list[tuple[int, int]]
+    corrections_nbytes: int = 0
+    corrections_checksum: int = 0
+
+    @classmethod
+    def from_json(cls, content: Any, index: MatrixIndex) -> Self:
+        """Check what an index says of planes."""
+        pairs = [(int(high), int(low)) for high, low in content["checksums"]]
+        planes = cls(pairs, int(content["corrections_nbytes"]), int(content["corrections_checksum"]))
+        if len(pairs) != len(index.subdivisions):
+            raise ValueError(f"planes of {len(pairs)} subdivisions, but {len(index.subdivisions)} are stored")
+        if planes.corrections_nbytes not in (0, _padded_nbytes(index.shape[0], index.block_size)):
+            raise ValueError(f"corrections of {planes.corrections_nbytes} bytes")
+        return planes
+
+
+def _padded_nbytes(rows: int, size: int) -> int:
+    """Return the bytes of the corrections of the image in float32, padded to whole pages."""
+    return -(-4 * rows * size // PAGE_NBYTES) * PAGE_NBYTES
+
+
+def stored_nbytes(subdivision: Subdivision, *, planes: bool) -> int:
+    """Return the bytes of a subdivision in the file: each plane is padded to whole pages."""
+    return subdivision.values_start + 2 * plane_nbytes(subdivision) if planes else subdivision.nbytes
+
+
+def write_index(file_path: Path, index: MatrixIndex, label: str, store_path: Path, planes: Planes | None) -> None:
+    """Write the index of a store."""
+    content = {"label": label, **index.to_json()}
+    if planes is not None:
+        content["planes"] = planes._asdict()
+    version = _VERSION if planes is None else _PLANES_VERSION
+    with writing(store_path), open(file_path, "w", encoding="utf-8") as file:
+        json.dump({"penstock_store": version, "checksum": _json_checksum(content), **content}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class SlabWriter:
+    """Writes the slabs of the store that will be at ``path``, which errors name."""
+
+    def __init__(self, path: Path, *, planes: bool) -> None:
+        self._path = path
+        self.planes = Planes([]) if planes else None
+        self._lost: LostSums | None = None
+
+    def write(
+        self,
+        file_path: Path,
+        row_slabs: Iterable[SparseMatrix],
+        shape: tuple[int, int] | None,
+        progress: Callable[[int], None] | None,
+    ) -> MatrixIndex:
+        """Write row slabs to a file, and return their index."""
+        builder, written, buffer = IndexBuilder(shape), 0, aligned_buffer(0)
+        with contextlib.ExitStack() as files:
+            with writing(self._path):
+                file = files.enter_context(open(file_path, "wb", buffering=0))
+            for slab in row_slabs:  # outside of writing(): errors of the caller's iterable pass unchanged
+                subdivision = builder.add(slab)
+                if buffer.nbytes < subdivision.nbytes:
+                    buffer = aligned_buffer(subdivision.nbytes)
+                piece = buffer[: subdivision.nbytes]
+                pack(slab, subdivision, piece)
+                builder.set_checksums(piece)
+                if self.planes is not None:
+                    piece = self._in_planes(subdivision, piece, slab.values_dtype)
+                    self._note_losses(slab, subdivision)
+                del slab  # before the next one is created
+                self._write(file, piece)
+                written += subdivision.nbytes
+                if progress is not None:
+                    progress(written)
+            index = builder.finish()
+            if self._lost is not None and self.planes is not None:
+                corrections = self._lost.corrections()
+                piece = aligned_buffer(_padded_nbytes(index.shape[0], index.block_size))
+                piece[: corrections.nbytes] = corrections.reshape(-1).view(np.uint8)
+                self._write(file, piece)
+                self.planes = Planes(self.planes.checksums, piece.nbytes, zlib.crc32(piece.data))
+            with writing(self._path):
+                os.fsync(file.fileno())
+                if hasattr(os, "posix_fadvise"):  # reads bypass the page cache, so the file need not stay in it
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return index
+
+    def _write(self, file: Any, piece: np.ndarray[Any, Any]) -> None:
+        remaining = piece.data
+        with writing(self._path):
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
+
+    def _note_losses(self, slab: SparseMatrix, subdivision: Subdivision) -> None:
+        if LostSums.has_some(slab):
+            self._lost = self._lost or LostSums(slab)
+            self._lost.add(subdivision.row_start, slab)
+
+    def _in_planes(
+        self, subdivision: Subdivision, piece: np.ndarray[Any, Any], dtype: np.dtype[Any]
+    ) -> np.ndarray[Any, Any]:
+        """Return the bytes of a subdivision with its values in two planes, and note their checksums."""
+        assert self.planes is not None, "planes are written"
+        if dtype != np.float64:
+            raise InputError(f"values of {dtype} have no planes, which are of float64; store them without")
+        start, plane = subdivision.values_start, plane_nbytes(subdivision)
+        stored = aligned_buffer(start + 2 * plane)
+        stored[:start] = piece[:start]
+        high, low = stored[start : start + plane], stored[start + plane :]
+        values = piece[start:].view(np.float64)
+        split(values, high.view(np.float32)[: values.size], low.view(np.int32)[: values.size])
+        self.planes.checksums.append((zlib.crc32(high.data), zlib.crc32(low.data)))
+        return stored
+
+
+def read_index(path: Path) -> tuple[MatrixIndex, str, Planes | None]:
+    """Return the index of a store, its label, and what it says of planes; or raise a StoreError."""
+    try:
+        with open(path / INDEX, encoding="utf-8") as file:
+            data = json.load(file)
+    except FileNotFoundError:
+        raise StoreError(f"{path} is not a store: it has no {INDEX}; make one with FileStore.create") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"cannot read {path / INDEX}: {error}; build the store again") from error
+    version = data.pop("penstock_store", None) if isinstance(data, dict) else None
+    if version not in (_VERSION, _PLANES_VERSION):
+        raise StoreError(
+            f"{path / INDEX} is not an index of version {_VERSION}, or {_PLANES_VERSION} with planes; build the store again"
+        )
+    if data.pop("checksum", None) != _json_checksum(data):
+        raise StoreError(f"{path / INDEX}: the index is damaged (its checksum does not match); build the store again")
+    label, of_planes = str(data.pop("label", "")), data.pop("planes", None)
+    index = MatrixIndex.from_json(data)
+    if version == _VERSION:
+        return index, label, None
+    try:
+        return index, label, Planes.from_json(of_planes, index)
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{path / INDEX}: the index is damaged ({error}); build the store again") from error

@@ -1,0 +1,222 @@
+"""Values in two planes are those of float64 to the bit, whichever way they are read, and halve the bytes of images."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from kernel_targets import DEVICES
+
+from penstock import prepare, solve
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.files.to_store import store_files
+from penstock.spmv import CPU, Device, InputError, StoreError
+from penstock.spmv.formats.partition import row_slabs
+from penstock.streaming import FileStore, StoreBuilder, StreamedMatrix
+from penstock.streaming.image import completed_by, image_of_store
+from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
+from penstock.streaming.stores.planes import (
+    BeyondFloat32Error,
+    CompletedStore,
+    HighWords,
+    join,
+    join_in_place,
+    split,
+)
+from penstock.streaming.stores.whole import read_whole
+
+FORMATS = ["csr", "bsr", "symmetric_bsr"]
+BEAM = Cantilever(nodes=(24, 5, 5), dof=3, material=LognormalMaterial(sigma=1.0, seed=3))
+LOADS = np.random.default_rng(0).standard_normal((BEAM.unknowns, 2))
+
+
+def planes_of(values):
+    high, low = np.empty(values.size, np.float32), np.empty(values.size, np.int32)
+    split(values, high, low)
+    return high, low
+
+
+def bytes_to_join(low):
+    """Bytes of a subdivision's values, with the low words where they are read."""
+    raw = aligned_buffer(-(-8 * low.size // PAGE_NBYTES) * PAGE_NBYTES)
+    raw[:] = 0xA5
+    first = raw.nbytes - -(-raw.nbytes // (2 * PAGE_NBYTES)) * PAGE_NBYTES
+    raw[first : first + low.nbytes] = low.view(np.uint8)
+    return raw
+
+
+def stores_of(tmp_path, format_name, count=7, factor=1.0):
+    """The same matrix on disk as it is, and in two planes."""
+    matrix = BEAM.matrix(format_name)
+    arrays = {**matrix.arrays(), "values": factor * matrix.values}
+    matrix = matrix.from_arrays(matrix.shape, matrix.dtype, arrays, matrix.parameters())
+    return [
+        FileStore.create(tmp_path / f"{name}{factor}", row_slabs(matrix, count), planes=planes)
+        for name, planes in (("plain", False), ("planes", True))
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("count", [1, 2, 511, 512, 513, 1023, 4096, 5000, 9215, 100_000, 1_000_003])
+def test_what_is_split_is_joined_to_the_bit(device, count):
+    device, rng = Device(device), np.random.default_rng(count)
+    values = (1.0 + rng.random(count)) * rng.choice([-1.0, 1.0], count) * 2.0 ** rng.integers(-120, 120, count)
+    values[rng.integers(0, count, 1 + count // 10)] = 0.0
+    high, low = planes_of(values)
+
+    raw = device.asarray(bytes_to_join(low))
+    join_in_place(device.asarray(high), raw, device.xp)
+
+    assert device.to_host(raw)[: values.nbytes].tobytes() == values.tobytes()
+    assert not device.to_host(raw)[values.nbytes :].any()
+    joined = np.empty_like(values)
+    join(high, low, joined, threads=2)
+    assert joined.tobytes() == values.tobytes()
+
+
+def test_numbers_at_the_ends_of_the_range():
+    largest, least = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+    values = np.array([0.0, -0.0, largest, -largest, least, -least, 1 + 2.0**-52, 2 - 2.0**-52, 1 + 2.0**-24, np.pi])
+    values = np.concatenate([values, np.nextafter(values[values != 0], 0.0)[2:], [np.inf, -np.inf]])
+
+    high, low = planes_of(values)
+
+    raw = bytes_to_join(low)
+    join_in_place(high, raw, np)
+    assert raw[: values.nbytes].tobytes() == values.tobytes()
+    for beyond in (1e-60, -1e200, 1.3 * 2.0**-140):
+        with pytest.raises(BeyondFloat32Error, match="beyond the range of float32"):
+            planes_of(np.array([1.0, beyond]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_every_way_to_read_gives_the_same_products(tmp_path, device, format_name, overlap):
+    device, (plain, planes) = Device(device), stores_of(tmp_path, format_name)
+    x, products, moved = device.asarray(LOADS[:, 0].copy()), [], []
+    with plain, planes:
+        image = image_of_store(planes, np.float32, plain.index.nbytes // 2, device)
+        completed = completed_by(image, planes)
+        assert isinstance(completed, CompletedStore)
+        for store in (plain, planes, completed):
+            with StreamedMatrix(store, plain.index.nbytes // 2, device=device) as A:
+                for _ in range(3):  # slots keep subdivisions from one sweep to the next
+                    y = A @ x
+                products.append(device.to_host(y))
+                moved.append(A.bytes_streamed)
+    assert moved[0] == moved[1]
+    assert 0.5 < moved[2] / moved[0] < 0.7
+    for product in products[1:]:
+        if format_name == "symmetric_bsr" and device.kind == "cuda":  # adds atomically
+            np.testing.assert_allclose(product, products[0], rtol=1e-12, atol=1e-12 * abs(products[0]).max())
+        else:
+            assert product.tobytes() == products[0].tobytes()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+def test_images_of_high_words_are_those_of_the_matrix(tmp_path, device, dtype):
+    plain, planes = stores_of(tmp_path, "symmetric_bsr")
+    with plain, planes:
+        images = [image_of_store(store, dtype, plain.index.nbytes // 2, Device(device)) for store in (plain, planes)]
+
+    assert HighWords(planes).index.nbytes < 0.6 * plain.index.nbytes
+    one, other = (image.to_device(CPU) for image in images)
+    if dtype == np.float32:
+        assert one.values.tobytes() == other.values.tobytes()
+    scale = abs(one.to_csr()).max()
+    # Values that 16 bits tie are rounded once more.
+    assert abs(one.to_csr() - other.to_csr()).max() <= (1e-12 if dtype == np.float32 else 1e-4) * scale
+    sums = [image.to_csr() @ np.ones(BEAM.unknowns) for image in (one, other)]
+    assert abs(sums[0] - sums[1]).max() <= 1e-8 * scale
+
+
+@pytest.mark.parametrize("precision", ["float32", "int16"])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_solve_reads_half_of_the_bytes(tmp_path, precision, columns):
+    results, moved, b = [], [], LOADS[:, :columns] if columns > 1 else LOADS[:, 0]
+    options = {"coordinates": BEAM.mesh.coordinates(), "precision": precision, "device": "cpu"}
+    for store in stores_of(tmp_path, "symmetric_bsr", count=16):
+        with store, prepare(store, memory=int(0.8 * store.index.nbytes), **options) as system:
+            results.append(system.solve(b, rtol=1e-8))
+            moved.append(system.matrix.bytes_streamed + (HighWords(store).index.nbytes if store.planes else 0))
+            assert ("low words" in system.explain()) == (store.planes and precision == "float32")
+            residual = np.linalg.norm(b - read_whole(store) @ results[-1].x, axis=0) / np.linalg.norm(b, axis=0)
+            assert (residual <= 1e-8).all()
+    of_plain, of_planes = results
+    assert of_plain.iterations == of_planes.iterations
+    assert of_plain.sweeps == of_planes.sweeps
+    assert moved[1] < (0.65 if precision == "float32" else 1.0) * moved[0]
+
+
+def test_new_values_come_from_another_store_or_matrix(tmp_path):
+    stores = {factor: stores_of(tmp_path, "symmetric_bsr", count=16, factor=factor) for factor in (1.0, 3.0)}
+    A, b = read_whole(stores[1.0][0]), LOADS[:, 0]
+    options = {"coordinates": BEAM.mesh.coordinates(), "precision": "float32", "device": "cpu"}
+    with prepare(stores[1.0][1], memory=int(0.8 * stores[1.0][0].index.nbytes), **options) as system:
+        # From planes to planes, to a store without, and back.
+        for store, factor in ((stores[3.0][1], 3.0), (stores[1.0][0], 1.0), (stores[3.0][1], 3.0)):
+            system.update(store)
+            x = system.solve(b).x
+            assert np.linalg.norm(b - factor * (A @ x)) <= 1e-8 * np.linalg.norm(b)
+    # A matrix in memory whose planes are in a temporary folder.
+    with prepare(A, memory=int(0.45 * 12 * A.nnz), block_size=3, folder=tmp_path, **options) as system:
+        assert "low words" in system.explain()
+        for factor in (2.0, 1e-45, 5.0):  # the second one has neither planes nor an image
+            system.update(scipy.sparse.csr_array(factor * A))
+            x = system.solve(b).x
+            assert np.linalg.norm(b - factor * (A @ x)) <= 1e-8 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("place", ["high", "low", "corrections", "index"])
+def test_what_is_damaged_is_one_error(tmp_path, place):
+    _, store = stores_of(tmp_path, "symmetric_bsr", count=2)
+    store.close()
+    first, path = store.index.subdivisions[0], store.path / "slabs.bin"
+    content = bytearray(path.read_bytes())
+    at = {"high": first.values_start + 64, "low": first.values_start + first.part_nbytes("values") - 9000}
+    content[at.get(place, len(content) - PAGE_NBYTES)] ^= 1
+    path.write_bytes(content)
+    if place == "index":
+        index = store.path / "index.json"
+        index.write_text(index.read_text().replace('"penstock_store": 3', '"penstock_store": 2'))
+    buffer = aligned_buffer(first.nbytes)
+
+    with FileStore(store.path) if place != "index" else pytest.raises(StoreError) as opened:
+        if place == "index":
+            FileStore(store.path)
+        reads = {"high": opened.read_high, "low": opened.read_low} if place != "index" else {}
+        for name, read in reads.items():
+            if name == place:
+                with pytest.raises(StoreError, match="does not match its checksum"):
+                    read(0, buffer)
+            else:
+                read(0, buffer)
+        if place == "corrections":
+            with pytest.raises(StoreError, match=r"corrections .* do not match their checksum"):
+                opened.corrections()
+
+
+def test_what_has_no_planes_is_refused_and_leaves_nothing(tmp_path):
+    single = BEAM.matrix("csr", values_dtype=np.float32)
+    with pytest.raises(InputError, match="values of float32 have no planes"):
+        FileStore.create(tmp_path / "single", single, planes=True)
+    with pytest.raises(BeyondFloat32Error, match="store it without planes"):
+        FileStore.create(tmp_path / "tiny", scipy.sparse.csr_array([[1e-60, 1.0], [1.0, 3.0]]), planes=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_builder_and_files_make_planes(tmp_path):
+    A = BEAM.matrix("csr").to_csr()
+    scipy.sparse.save_npz(tmp_path / "A.npz", scipy.sparse.csr_matrix(A))
+    with StoreBuilder(tmp_path / "built", A.shape, format="symmetric_bsr", block_size=3, planes=True) as builder:
+        builder.add_matrix(A)
+        built = builder.finish()
+    half = store_files([tmp_path / "A.npz"], tmp_path / "half", format="symmetric_bsr")
+    whole = store_files([tmp_path / "A.npz"], tmp_path / "whole")
+    plain = store_files([tmp_path / "A.npz"], tmp_path / "without", format="symmetric_bsr", planes=False)
+
+    assert [store.planes for store in (built, half, whole, plain)] == [True, True, False, False]
+    for store in (built, half, whole, plain):
+        with store:
+            assert abs(read_whole(store) - A).max() == 0
+    assert solve(tmp_path / "half", LOADS[:, 0], device="cpu").converged
