@@ -130,6 +130,7 @@ def on_disk(side: int, folder: Path | None, device: Device, limits: dict[str, fl
     """Return the records of a cube on a disk, with its values as they are and in two planes."""
     beam = Cantilever(nodes=side, dof=3, material=LognormalMaterial(sigma=0.5))
     name, points, records = f"cube{side}-dof3", beam.mesh.coordinates(), []
+    every: dict[str, dict[str, Any]] = {}  # with A read in every iteration
     with (
         tempfile.TemporaryDirectory(dir=folder) as place,
         mock.patch("penstock.driver.opening.nearest", lambda A, *_: A),
@@ -143,11 +144,11 @@ def on_disk(side: int, folder: Path | None, device: Device, limits: dict[str, fl
                     limits["link"] = _reading_rate(store)
                 for precision, share in SHARES.items():
                     of = (name, store, points, device, limits, precision, int((share + 0.05) * store.index.nbytes))
-                    records.append(measure(*of, label, repeats=2))
+                    entry = measure(*of, label, repeats=2)
                     if not planes:
-                        every = measure(*of[:-2], "float64", of[-1], f"-beside-{precision}", repeats=0)
-                        records.append(every)
-                    records[-1 if planes else -2]["peers"] = {"float64, in every iteration": every["seconds"]}
+                        every[precision] = measure(*of[:-2], "float64", of[-1], f"-beside-{precision}", repeats=0)
+                        records.append(every[precision])
+                    records.append({**entry, "peers": {"float64, in every iteration": every[precision]["seconds"]}})
     return records
 
 

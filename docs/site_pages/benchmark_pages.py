@@ -46,6 +46,11 @@ BENCHMARKS = {
         "Solves in memory, and with storage for 55 % of half of the matrix.",
         r".",
     ),
+    "precision_disk": (
+        "A matrix on a disk, with values in two planes",
+        "Images of a cube that is read from a disk, and the cube read in every iteration.",
+        None,
+    ),
     "precision_large": ("An image in 16 bits of a large matrix", "With storage for a third of its stored half.", None),
     "cg": ("Conjugate gradients", "An iteration of `cg` with Jacobi, and whole solves with many loads.", r"^cg/"),
     "experiment": ("A whole run from a YAML file", "To 1e-8, against the solve in memory and other libraries.", r"."),

@@ -13,7 +13,6 @@ import scipy.sparse
 from penstock.spmv.compilation.table import find_kernel, has_kernel
 from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.diagonal import copy_diagonal_blocks
 from penstock.spmv.formats.limits import check_block_size
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.structure import check_structure
@@ -460,3 +459,10 @@ class SparseMatrix(ValidatedOperator):
         for start, slab in self.slabs():
             rows, columns, values = slab.triplets()
             copy_diagonal_blocks(rows.astype(np.int64) + (first_row + start), columns, values, blocks)
+
+
+def copy_diagonal_blocks(rows: Array, columns: Array, values: Array, blocks: Array) -> None:
+    """Copy the entries that lie in dense blocks on the diagonal, from the triplets of a matrix."""
+    size = blocks.shape[1]
+    inside = rows // size == columns // size
+    blocks[rows[inside] // size, rows[inside] % size, columns[inside] % size] = values[inside]

@@ -14,7 +14,7 @@ from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, CudaSource, lau
 from penstock.spmv.compilation.table import find_kernel, has_kernel, register_kernel
 from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import SparseMatrix
+from penstock.spmv.formats.base import SparseMatrix, copy_diagonal_blocks
 from penstock.spmv.formats.convert import (
     chunk_offsets,
     chunks_of_blocks,
@@ -25,7 +25,6 @@ from penstock.spmv.formats.convert import (
     stored_blocks,
 )
 from penstock.spmv.formats.csr import CsrMatrix
-from penstock.spmv.formats.diagonal import copy_diagonal_blocks
 from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.sell import rows_of_chunks
 from penstock.spmv.formats.sliced_bsr import HEIGHT

@@ -81,7 +81,7 @@ class FileStore:
         self.index, self.label, self._planes = read_index(self.path)
         lengths = [stored_nbytes(subdivision, planes=self.planes) for subdivision in self.index.subdivisions]
         self._offsets = np.cumsum([0, *lengths]).tolist()
-        self._both = aligned_buffer(0)  # planes that are being joined
+        self._both, self._joining_threads = aligned_buffer(0), max(1, usable_cores() // 2)
         # When each piece was verified, as the state of the file; None if it may have been altered since.
         self._verified: dict[tuple[int, int, int], _State | None] = {}
         data = self.path / SLABS
@@ -237,7 +237,7 @@ class FileStore:
             self._read_planes(number, self._both, 0, 2)
             values = buffer[nbytes - subdivision.part_nbytes("values") : nbytes].view(np.float64)
             high, low = self._both[:plane].view(np.float32), self._both[plane : 2 * plane].view(np.int32)
-            join(high[: values.size], low[: values.size], values, _reading_threads(values.nbytes))
+            join(high[: values.size], low[: values.size], values, self._joining_threads)
 
     def read_high(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
         """Read the high words of the values of a subdivision, of a store of two planes, into a page-aligned buffer."""
