@@ -10,14 +10,19 @@ random load to a true relative residual of 1e-8 with nothing of the matrix resid
 ``setup_seconds`` make it. Peers are the same with the matrix in memory, and streamed through the same ring from page-locked host
 memory, on a CPU from a disk. ``-tetrahedra`` and ``-hexahedra`` are meshes of any shape, here distorted boxes: assembly, and
 whole calls of :func:`penstock.solve` from coordinates and connectivity in random order, whose peer is the call with a SciPy CSR
-matrix of the same body, assembled before.
+matrix of the same body, assembled before. ``on_arrival/run/cantilever_cuda`` is ``penstock run examples/cantilever_cuda.yaml`` on
+a GPU, a process from its start to the results; ``setup_seconds`` are those of assembly and preconditioner.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import json
+import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -44,6 +49,8 @@ from penstock.streaming.measurement.probes import measure_memory
 from penstock.streaming.measurement.rates import machine_rates
 
 RTOL, REPEATS = 1e-8, 5
+#: An experiment that is run as a user would.
+RUN = Path(__file__).parents[1] / "examples" / "cantilever_cuda.yaml"
 #: Of the stored half, for the ring of slots.
 SHARE = 0.25
 #: Nodes a side of the body of tetrahedra, and the tetrahedra of a hexahedron.
@@ -97,7 +104,8 @@ class Solves:
         """The matrix through a ring of slots, stored on the host or assembled on arrival."""
         memory = {"budget": budget, "matrix": matrix, "format": "symmetric_bsr"}
         experiment = experiment_of(self.nodes, self.device, memory)
-        plan = plan_experiment(experiment, machine_rates(self.device, Path(tempfile.gettempdir())))
+        rates = machine_rates(self.device, Path(tempfile.gettempdir()))
+        plan = plan_experiment(experiment, rates, solves=max(1, repeats))
         print(plan.explain(), flush=True)
         with ExitStack() as resources:
             folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
@@ -263,6 +271,35 @@ def whole_calls(name: str, nodes: tuple[int, int, int], device: Device) -> dict[
     return printed(entry, "a call")
 
 
+def whole_runs() -> dict[str, Any]:
+    """Return the record of ``penstock run`` in processes of their own, from the start to the results, with warm caches."""
+    seconds, parts = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        # As an installed package: its bytecode is there.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
+        for number in range(REPEATS + 1):  # the first one compiles, and measures rates
+            output, began = Path(folder) / f"run{number}", time.perf_counter()
+            command = [sys.executable, "-m", "penstock", "run", str(RUN), "--output", str(output), "--quiet"]
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+            seconds.append(time.perf_counter() - began)
+            parts.append(json.loads((output / "result.json").read_text()))
+    timings = [of["timings"] for of in parts[1:]]
+    medians = {name: float(np.median([of.get(name, 0.0) for of in timings])) for name in timings[0]}
+    of = {"floor": medians["iterating"], "nbytes": 0, "peers": {}}
+    entry = record(
+        f"on_arrival/run/{RUN.stem}",
+        seconds[1:],
+        **of,
+        setup_seconds=medians["assembling"] + medians["setting up"],
+        first_seconds=seconds[0],
+        parts=medians,
+        iterations=parts[-1]["iterations"],
+        true_residual=parts[-1]["true_residual"],
+    )
+    return printed(entry, "a run")
+
+
 def timed(action: Callable[[], Any], device: Device) -> list[float]:
     """Return the seconds of an action, repeated."""
     action()
@@ -303,6 +340,8 @@ def main() -> None:
         shapes = dict(list(shapes.items())[:1])
     records = assembly(f"cube{side}-dof3", (side,) * 3, device, limits)
     records += assembly_of_elements(f"cube{side}-dof3", (side,) * 3, device, limits)
+    if on_gpu:
+        records.append(whole_runs())
     if not arguments.brief:
         records.append(whole_calls(f"cube{BODY[device.kind]}-dof3", (BODY[device.kind],) * 3, device))
     records += [solve(name, nodes, device, limits) for name, nodes in shapes.items()]

@@ -40,8 +40,11 @@ from penstock.streaming import (
 )
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
 
+# A format with this many times the bytes of another one is not tried beside it.
+_MANY_MORE = 1.5
 
-def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> StreamPlan:
+
+def plan_experiment(experiment: Experiment, rates: LinkRates | None = None, *, solves: int | None = None) -> StreamPlan:
     """Plan an experiment without allocating anything of its size; needs neither its device nor the matrix.
 
     Parameters
@@ -49,6 +52,8 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     experiment : Experiment
     rates : LinkRates, optional
         Of this machine; without them plans are compared at typical rates and predict no times.
+    solves : int, optional
+        For which the system is opened; by default one, or one for each sample of the material.
 
     Raises
     ------
@@ -64,6 +69,7 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     (3, True)
     """
     cantilever, memory, request = experiment.cantilever(), experiment.memory, request_of(experiment)
+    request = replace(request, solves=solves or request.solves)
     spec = request.preconditioner
     workload = functools.partial(_vectors(experiment, request).workload, request)
     if rates is not None and experiment.on_arrival:
@@ -80,8 +86,9 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         return choose(candidates, memory.budget, ring, rates=rates)
     plans: list[StreamPlan] = []
     refused: Exception = InputError("no format fits")
-    with_blocks = [name for name in ASSEMBLED_FORMATS if format_named(name).traits.streams]
-    for format_name in with_blocks if memory.format == "auto" else (memory.format,):
+    for format_name, is_large in _formats(experiment):
+        if is_large and plans:
+            continue
         for counts in _cuts(experiment, format_name):
             try:
                 candidates = solve_candidates(
@@ -94,7 +101,7 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
                 plans.append(choose(candidates, memory.budget, ring, rates=rates))
                 break
             except (BudgetError, InputError) as error:  # another cut or format may need less
-                refused = error
+                refused = refused if is_large else error
     if not plans:
         raise refused
     plan = min(plans, key=StreamPlan.estimated_solve_seconds)
@@ -119,6 +126,7 @@ def request_of(experiment: Experiment, device: Device | None = None) -> Request:
         one_block=experiment.is_block,
         resident=memory.budget is None,
         precision=memory.precision,
+        solves=experiment.material.samples or 1,
     )
 
 
@@ -227,6 +235,20 @@ def _symbolic_index(experiment: Experiment, format_name: str, count: int) -> Mat
     return index_of(cantilever.symbolic_slabs(count, format_name, values_dtype=dtype), cantilever.shape)
 
 
+def _formats(experiment: Experiment) -> list[tuple[str, bool]]:
+    """Return the formats in which the matrix may be streamed, and whether others have far fewer bytes, which come first."""
+    if experiment.memory.format != "auto":
+        return [(experiment.memory.format, False)]
+    names = [name for name in ASSEMBLED_FORMATS if format_named(name).traits.streams]
+    cantilever = experiment.cantilever()
+    count = 1 + cantilever.nnz // INT32_MAX
+    nbytes = {
+        name: _symbolic_index(experiment, name, min(count, cantilever.largest_cut(name))).nbytes for name in names
+    }
+    large = {name: nbytes[name] > _MANY_MORE * min(nbytes.values()) for name in names}
+    return sorted(large.items(), key=lambda of: of[1])
+
+
 def _cuts(experiment: Experiment, format_name: str) -> Iterator[tuple[int, ...]]:
     """Yield numbers of subdivisions to try; the second ones only if none of the first fits."""
     cantilever, wanted = experiment.cantilever(), experiment.memory.subdivisions
@@ -292,13 +314,14 @@ def streams_from(experiment: Experiment, directory: Path) -> Path:
     return directory if store is None else _existing(store.parent)
 
 
-def open_store(experiment: Experiment, placement: Placement, device: Device, path: Path, reporter: Reporter) -> Store:
+def open_store(
+    experiment: Experiment, plan: StreamPlan, device: Device, path: Path, reporter: Reporter, *, planes: bool = False
+) -> Store:
     """Build the matrix where it is streamed from, or open it: on disk for the CPU, in host memory for a GPU, or nowhere.
 
-    ``path`` is the place on disk if ``memory.store`` names none. On disk, the values of a matrix that has an image in memory are
-    stored in two planes.
+    ``path`` is the place on disk if ``memory.store`` names none; with ``planes`` values are stored in two planes there.
     """
-    memory, cantilever, index = experiment.memory, experiment.cantilever(), placement.plan_of_store.index
+    memory, cantilever, index = experiment.memory, experiment.cantilever(), plan.index
     if experiment.on_arrival:
         with reporter.stage("assemble"):
             return MadeStore(index, cantilever.row_maker(index.format_name, device))
@@ -307,7 +330,6 @@ def open_store(experiment: Experiment, placement: Placement, device: Device, pat
         return fill_memory(slabs, index, reporter)
     path = memory.store or path
     if not path.exists():
-        planes = placement.image is not None
         fill_disk(path, slabs, index, _store_label(experiment), reporter, planes=planes).close()
     store = FileStore(path)
     _check_store(store, experiment)

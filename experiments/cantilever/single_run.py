@@ -146,9 +146,9 @@ class SingleRun(Run):
 
     def _stored(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store:
         """Build or open the store from which the matrix is streamed."""
-        store = open_store(self.experiment, placement, self.device, self.folder.matrix, self.reporter)
-        shared = self.experiment.memory.devices is not None
-        return self._shared(store, placement.plan_of_store, resources) if shared else store
+        plan, planes = placement.plan_of_store, placement.image is not None
+        store = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter, planes=planes)
+        return store if self.experiment.memory.devices is None else self._shared(store, plan, resources)
 
     def _assembled(self) -> Operator:
         name, dtype = resident_format(self.experiment), np.dtype(self.experiment.memory.values)

@@ -302,7 +302,8 @@ class Vectors:
         nbytes = self.nbytes(request, spec)
         parts = spec.parts(self.n, self.together, self.dtype, streamed_to_gpu=self._may_stream_to_gpu(request))
         parts = (*parts, *self.beside)
-        return Workload(self.together, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=iterations)
+        of_method: dict[str, Any] = {"degree": degree, "iterations": iterations, "solves": request.solves}
+        return Workload(self.together, workspace_nbytes=nbytes, parts=parts, **of_method)
 
     def choices(
         self, request: Request, specs: Iterable[PreconditionerSpec]

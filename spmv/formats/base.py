@@ -415,9 +415,10 @@ class SparseMatrix(ValidatedOperator):
         first, last = self.shape[1], -1
         for name, indices in self.arrays().items():
             if name.endswith("column_indices") and indices.size:
-                valid = indices[indices >= 0]  # padding is negative
-                if valid.size:
-                    first, last = min(first, size * int(valid.min())), max(last, size * (int(valid.max()) + 1) - 1)
+                greatest = int(indices.max())
+                if greatest >= 0:  # padding is negative, and large without a sign
+                    least = int(indices.view(np.uint32).min())
+                    first, last = min(first, size * least), max(last, size * (greatest + 1) - 1)
         return range(first, last + 1)
 
     def absolute(self) -> Self:

@@ -174,7 +174,7 @@ class SweepTimes:
         return self._plan.workload.repeats * self._stages * self.product(number)
 
     def totals(self) -> tuple[float, float, float]:
-        """Return the seconds of all transfers, of all computations, and those for which the link must wait."""
+        """Return the mean seconds of all transfers and of all computations, and those for which the link must wait."""
         schedule, products = self._plan.schedule, self._products()
         later = [number for number in (1, 2) if schedule.sweeps != "restart"] or [0]
         transferred = sum(sum(map(self._transfers.__getitem__, schedule.transfers(number))) for number in later) / len(
@@ -183,8 +183,10 @@ class SweepTimes:
         # No transfer runs until all products with the first subdivision are done, nor after the last one has arrived.
         alternate, stages = schedule.sweeps == "alternate", self._stages
         waiting = stages * (stages - 1) * max(products) if alternate else 0.0
-        repeats = self._plan.workload.repeats
-        return transferred, sum(repeats * stages * seconds for seconds in products), waiting
+        workload = self._plan.workload
+        # The last sweep for all powers computes those that are left.
+        powers = workload.degree / -(-workload.degree // stages)
+        return transferred, workload.repeats * powers * sum(products), waiting
 
     def simulated(self, overlap: bool) -> float:
         """Return the mean of sweeps 1 and 2, one in each direction if they alternate."""

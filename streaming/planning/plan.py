@@ -24,7 +24,7 @@ from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 
 # Starts of a kernel for each product with a subdivision before sweeps are replayed: some in each of a few sweeps.
-_STARTS = 24
+_STARTS = 12
 _HALVED = 40  # at this degree a product saves half as many iterations
 
 
@@ -196,7 +196,8 @@ class StreamPlan:
         rates = self.rates
         if rates is None or rates.side_by_side <= 1 or self.powers_per_sweep < LEAST_CAPTURED:
             return 0.0
-        return _STARTS * rates.product_start * len(self.index.subdivisions) * self.workload.degree
+        workload = self.workload
+        return _STARTS * rates.product_start * len(self.index.subdivisions) * workload.degree / workload.solves
 
     def predicted_seconds(self) -> float | None:
         """Return the predicted time of a sweep in steady state, if rates are known."""

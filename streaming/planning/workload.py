@@ -28,11 +28,13 @@ class Workload:
     iterations : float, optional
         Expected iterations of the solver, to compare plans of different degrees; by default those without a polynomial, reduced
         as by a Chebyshev polynomial of this degree.
+    solves : int
+        Expected solves, among which is shared what the host does once before sweeps are replayed.
 
     Raises
     ------
     InputError
-        If ``columns``, ``repeats`` or ``degree`` is not a whole number of at least 1.
+        If ``columns``, ``repeats``, ``degree`` or ``solves`` is not a whole number of at least 1.
 
     Examples
     --------
@@ -49,9 +51,10 @@ class Workload:
     workspace_nbytes: int = 0
     parts: tuple[tuple[str, int], ...] = ()
     iterations: float | None = None
+    solves: int = 1
 
     def __post_init__(self) -> None:
-        _check_counts(columns=self.columns, repeats=self.repeats, degree=self.degree)
+        _check_counts(columns=self.columns, repeats=self.repeats, degree=self.degree, solves=self.solves)
 
 
 @dataclass(frozen=True)

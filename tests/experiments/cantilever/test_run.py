@@ -92,8 +92,7 @@ def test_streamed_and_resident_runs_give_the_same_bits(tmp_path):
 def test_a_matrix_shared_between_devices_is_reported_with_its_division(tmp_path, monkeypatch):
     """Both parts run on the CPU here, as no GPU is needed to see what is written."""
 
-    def in_memory(experiment, placement, *others):
-        plan = placement.plan_of_store
+    def in_memory(experiment, plan, *others, planes):
         slabs = experiment.cantilever().subdivisions(len(plan.index.subdivisions), plan.index.format_name)
         return HostStore.create(slabs)
 
