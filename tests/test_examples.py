@@ -87,8 +87,8 @@ def test_an_experiment_converges_within_its_budget(path, tmp_path):
             return
         assert plan.streamed_nbytes == result["matrix_nbytes"] - result["resident_nbytes"]
         expected = sum(map(plan.sweep_nbytes, range(result["sweeps"])))
-        # A coarse matrix is formed in an ascending sweep, which may have to fill the ring anew.
-        assert expected <= result["bytes_streamed"] <= expected + plan.storage_nbytes
+        # Sweeps in a given direction may fill the ring anew: that in which a coarse matrix is formed, and the next.
+        assert expected <= result["bytes_streamed"] <= expected + 2 * plan.storage_nbytes
 
 
 def test_the_overlap_study_for_any_machine_runs(tmp_path, monkeypatch):
