@@ -87,6 +87,7 @@ def image_of_streamed(A: StreamedMatrix, values_dtype: Any, lost: Array | None =
     starts = _starts(index)
     if corrected:
         exponents = xp.zeros(lengths["column_indices"] if dtype == np.int16 else 0, dtype=np.uint8)
+    if measured := corrected and (lost is None or dtype == np.int16):
         ones = block_ones(index.shape[0], size, A.device)
         sums, diagonal = xp.zeros_like(ones), xp.zeros((index.shape[0] // size, size, size))
 
@@ -98,8 +99,9 @@ def image_of_streamed(A: StreamedMatrix, values_dtype: Any, lost: Array | None =
                 arrays[name][start : start + len(part)] = low
                 first = starts[first_row]["column_indices"]
                 exponents[first : first + of_blocks.size] = of_blocks
-                slab.apply_slab(first_row, ones, sums, 1.0, 0.0)
-                slab.add_diagonal_blocks(first_row, diagonal)
+                if measured:
+                    slab.apply_slab(first_row, ones, sums, 1.0, 0.0)
+                    slab.add_diagonal_blocks(first_row, diagonal)
             elif name in _OFFSETS:
                 arrays[name][start + 1 : start + part.size] = part[1:] + starts[first_row]["column_indices"]
             else:

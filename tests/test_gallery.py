@@ -35,5 +35,5 @@ def test_a_script_of_the_gallery_draws_its_picture(script, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir()), "a script of the gallery leaves nothing behind"
 
 
-def test_the_gallery_has_fifteen_scripts():
-    assert len(SCRIPTS) == 16
+def test_the_gallery_has_seventeen_scripts():
+    assert len(SCRIPTS) == 17

@@ -146,7 +146,7 @@ class SingleRun(Run):
 
     def _stored(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store:
         """Build or open the store from which the matrix is streamed."""
-        plan, planes = placement.plan_of_store, placement.image is not None
+        plan, planes = placement.plan_of_store, placement.image is not None and placement.precision == "float32"
         store = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter, planes=planes)
         return store if self.experiment.memory.devices is None else self._shared(store, plan, resources)
 

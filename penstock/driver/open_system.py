@@ -42,6 +42,7 @@ from penstock.spmv.formats.pattern import Pattern
 from penstock.spmv.reordered import Reordered
 from penstock.spmv.unchecked import UncheckedEntries
 from penstock.streaming import LevelOrder, StreamedMatrix
+from penstock.streaming.stores.planes import CompletedStore
 
 AnyResult = SolveResult | BlockSolveResult
 
@@ -153,6 +154,10 @@ class OpenSystem:
             ]
         else:
             lines = [self.placement.explain(), f"{'device':<11} {self.A.device}"]
+        if self.streamed is not None and isinstance(self.streamed.store, CompletedStore):
+            lines.append(
+                f"{'planes':<11} residuals read the low words of the values, which complete those of the image"
+            )
         return [*lines, *self._remarks]
 
     def preconditioner(self) -> Operator | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from penstock.streaming import (
 from penstock.streaming.image import completed_by, image_of_store, image_of_streamed
 from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
-from penstock.streaming.stores.planes import BeyondFloat32Error, CompletedStore, has_planes
+from penstock.streaming.stores.planes import has_planes
 from penstock.streaming.stores.whole import read_whole
 
 # Host memory, in sizes of a store, that reading it as a whole and putting it into another order needs.
@@ -134,12 +134,14 @@ def nearest(store: Store, device: Device, reporter: Reporter) -> Store:
 def write_store(
     path: Path, slabs: Iterable[SparseMatrix], index: MatrixIndex, label: str, stage: Stage, *, planes: bool = False
 ) -> FileStore:
-    """Write a matrix that is planned like ``index`` to disk."""
+    """Write a matrix that is planned like ``index`` to disk, with ``planes`` in two planes if its values have some."""
 
     def progress(written: int) -> None:
         stage.advance(written / index.nbytes, f"{format_nbytes(written)} written")
 
-    return FileStore.create(path, slabs, shape=index.shape, label=label, planes=planes, progress=progress)
+    return FileStore.create(
+        path, slabs, shape=index.shape, label=label, planes="auto" if planes else False, progress=progress
+    )
 
 
 @dataclass
@@ -238,10 +240,7 @@ class _Opener:
         if self.request.device.kind == "cuda":
             with self.reporter.stage("copy"):  # to page-locked memory
                 return HostStore.from_matrix(whole, len(plan.index.subdivisions))
-        if planes:
-            with suppress(BeyondFloat32Error):
-                return self._written(whole, plan, planes=True)
-        return self._written(whole, plan)
+        return self._written(whole, plan, planes=planes)
 
     def _with_image(
         self, placement: Placement, image: ImagePlacement, store: Store | None = None, *, of_caller: bool = False
@@ -266,8 +265,6 @@ class _Opener:
                 A = image_of_streamed(streamed, precision)
         system = self._system(A, replace(placement, image=replace(image, matrix=None)))
         system.streamed, system.of_store = streamed, of_caller
-        if isinstance(store, CompletedStore):
-            system.remember("planes", "residuals read the low words of the values, which complete those of the image")
         system.check_image()
         return system
 

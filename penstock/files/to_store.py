@@ -34,16 +34,17 @@ def store_files(
     and converted anew; or several, each with some of the rows, one after the other. Stores and files whose reader has ``slabs``
     are read slab by slab, those whose reader has ``entries``, which may come in any order, in parts that are sorted in
     ``memory``, others whole. Subdivisions have about ``slab`` bytes. Values are stored in two ``planes`` by default where images
-    in fewer digits are likely to be made of them: half of a symmetric matrix. Other options are those of
+    in fewer digits are likely to be made of them, half of a symmetric matrix, and if they can be. Other options are those of
     :meth:`FileStore.create`.
     """
     if not sources:
         raise InputError("name a file, or several with some of the rows each")
-    if planes is None:
-        planes = format != "auto" and format_named(format).traits.half
+    chosen: bool | Literal["auto"] = planes or False
+    if planes is None and format != "auto" and format_named(format).traits.half:
+        chosen = "auto"
     files, options = (
         [Path(source) for source in sources],
-        {"format": format, "block_size": block_size, "overwrite": overwrite, "planes": planes},
+        {"format": format, "block_size": block_size, "overwrite": overwrite, "planes": chosen},
     )
     if any(not is_store(file) and reader_of(file).entries is not None for file in files):
         return _of_entries(files, Path(path), memory, progress, options)

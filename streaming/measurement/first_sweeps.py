@@ -16,8 +16,8 @@ from penstock.streaming.streamed_matrix import StreamedMatrix
 
 # Another plan must be worth opening the matrix again.
 _BETTER = 0.8
-# Sweeps that are predicted to be shorter than this are measured several times, an odd number: what the host does for the first
-# time may take longer than a sweep.
+# Sweeps that are predicted to be shorter than this are measured several times, of which the shortest counts: what the host does
+# for the first time may take longer than a sweep. An odd number, so that with the one before the direction is the first again.
 _SHORT_SECONDS, _SHORT_SWEEPS = 0.05, 3
 
 

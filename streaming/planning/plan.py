@@ -24,9 +24,10 @@ from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 
 # Starts of a kernel for each product with a subdivision before sweeps are replayed: some in each of a few sweeps.
-_STARTS = 12
-# What an iteration with a coarse level moves beside the sweeps, for each row and vector: 850 and 1,600 bytes measured on an H100.
-_ITERATION_BYTES = 1000
+_STARTS = 24
+# What an iteration with a coarse level takes beside the sweeps: bytes for each row and vector, and on a GPU starts of kernels. On
+# an H100, 1.6, 6.3 and 50 million rows took 3.4, 5.2 and 11 ms.
+_ITERATION_BYTES, _ITERATION_STARTS = 500, 150
 _HALVED = 40  # at this degree a product saves half as many iterations
 
 
@@ -192,7 +193,10 @@ class StreamPlan:
         iterations, rows = self.workload.iterations, self.index.shape[0]
         if iterations is None:
             return self._sweeps_of_solve * sweep_seconds
-        beside = _ITERATION_BYTES * rows * self.workload.columns / self._rates_or_typical.memory
+        rates = self._rates_or_typical
+        beside = _ITERATION_BYTES * rows * self.workload.columns / rates.memory
+        if rates.side_by_side > 1:  # a GPU
+            beside += _ITERATION_STARTS * rates.product_start
         return self._sweeps_of_solve * sweep_seconds + iterations * beside + self._starting_seconds
 
     @property

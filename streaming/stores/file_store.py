@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -21,7 +20,7 @@ from penstock.spmv import CsrMatrix, InputError, SparseMatrix, StoreError
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import Part
 from penstock.streaming.stores.packing import SlabConverter, row_slabs_of
-from penstock.streaming.stores.planes import BeyondFloat32Error, join, plane_nbytes
+from penstock.streaming.stores.planes import join_in_place, plane_nbytes
 from penstock.streaming.stores.store_files import (
     INDEX,
     SLABS,
@@ -58,7 +57,8 @@ class FileStore:
 
     Notes
     -----
-    To verify a subdivision is to compare its checksums, and to check its offsets and indices against its shape.
+    To verify a subdivision is to compare its checksums, and to check its offsets and indices against its shape. To join two
+    planes takes a buffer for each thread that reads, of half the bytes of the largest values.
 
     Examples
     --------
@@ -81,7 +81,8 @@ class FileStore:
         self.index, self.label, self._planes = read_index(self.path)
         lengths = [stored_nbytes(subdivision, planes=self.planes) for subdivision in self.index.subdivisions]
         self._offsets = np.cumsum([0, *lengths]).tolist()
-        self._both, self._joining_threads = aligned_buffer(0), max(1, usable_cores() // 2)
+        # A buffer of each thread, for high words that are joined.
+        self._own, self._joining_threads = threading.local(), max(1, usable_cores() // 2)
         # When each piece was verified, as the state of the file; None if it may have been altered since.
         self._verified: dict[tuple[int, int, int], _State | None] = {}
         data = self.path / SLABS
@@ -106,7 +107,7 @@ class FileStore:
         format: str = "auto",
         block_size: int | Literal["auto"] = "auto",
         slab: int | str | None = None,
-        planes: bool = False,
+        planes: bool | Literal["auto"] = False,
         progress: Callable[[int], None] | None = None,
     ) -> Self:
         """Write row slabs to disk one by one and open the store.
@@ -134,8 +135,9 @@ class FileStore:
         slab : int or str, optional
             About the bytes of a subdivision into which a whole matrix is cut, such as ``"16 MiB"``; two or more of them must
             fit the memory budget of a streamed matrix. By default 64 subdivisions or fewer, of 1 MiB or more.
-        planes : bool
-            Store values of float64 in two planes: float32 numbers, and 32 bits each that complete them. They take the same
+        planes : bool or "auto"
+            Store values of float64 in two planes: float32 numbers, and 32 bits each that complete them; ``"auto"`` if there are
+            such planes, and memory for what is summed up of them. They take the same
             bytes. A solve by an image of the matrix, ``precision`` of :func:`penstock.solve`, then reads half of them for the
             image, and with an image in float32 half of them for each residual; other sweeps join both.
         progress : callable, optional
@@ -144,8 +146,8 @@ class FileStore:
         Raises
         ------
         InputError
-            If a slab is not valid, the slabs do not add up to ``shape``, or ``path`` exists, from the start or at the end; if
-            values that are to be stored in planes are not of float64, or beyond the range of float32.
+            If a slab is not valid, the slabs do not add up to ``shape``, or ``path`` exists, from the start or at the end; with
+            ``planes=True``, if values are not of float64, or beyond the range of float32.
         StoreError
             If the disk is full or fails.
         """
@@ -163,7 +165,7 @@ class FileStore:
 
         The new store is written beside the old one, at the cost of its bytes, and takes its name at the end: whatever
         interrupts this, the disk has the old store or the new one. This object goes on reading the old values until it is closed.
-        Values beyond the range of float32 are not stored in planes.
+        Values are stored in planes if they were and can be.
 
         Parameters
         ----------
@@ -186,10 +188,7 @@ class FileStore:
                 yield slab
 
         kept: dict[str, Any] = {"shape": self.index.shape, "overwrite": True, "label": self.label}
-        if self.planes:
-            with contextlib.suppress(BeyondFloat32Error):
-                return self.create(self.path, slabs(), planes=True, **kept)
-        return self.create(self.path, slabs(), **kept)
+        return self.create(self.path, slabs(), planes="auto" if self.planes else False, **kept)
 
     @property
     def planes(self) -> bool:
@@ -232,29 +231,29 @@ class FileStore:
             self._read(number, buffer[:structure], 0, subdivision.checksums_of("structure"))
         if part != "structure":
             plane = plane_nbytes(subdivision)
-            if self._both.nbytes < 2 * plane:
-                self._both = aligned_buffer(2 * plane)
-            self._read_planes(number, self._both, 0, 2)
-            values = buffer[nbytes - subdivision.part_nbytes("values") : nbytes].view(np.float64)
-            high, low = self._both[:plane].view(np.float32), self._both[plane : 2 * plane].view(np.int32)
-            join(high[: values.size], low[: values.size], values, self._joining_threads)
+            high: np.ndarray[Any, Any] | None = getattr(self._own, "high", None)
+            if high is None or high.nbytes < plane:
+                high = self._own.high = aligned_buffer(plane)
+            self.read_high(number, high)
+            self.read_low(number, buffer[nbytes - plane : nbytes])
+            values = buffer[nbytes - subdivision.part_nbytes("values") : nbytes]
+            join_in_place(high[: values.nbytes // 2].view(np.float32), values, np, self._joining_threads)
 
     def read_high(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
         """Read the high words of the values of a subdivision, of a store of two planes, into a page-aligned buffer."""
-        self._read_planes(number, buffer, 0, 1)
+        self._read_plane(number, buffer, 0)
 
     def read_low(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
         """Read the low words likewise."""
-        self._read_planes(number, buffer, 1, 2)
+        self._read_plane(number, buffer, 1)
 
-    def _read_planes(self, number: int, buffer: np.ndarray[Any, Any], first: int, stop: int) -> None:
+    def _read_plane(self, number: int, buffer: np.ndarray[Any, Any], plane: int) -> None:
         assert self._planes is not None, "the store has planes"
         subdivision = self.index.subdivisions[number]
         nbytes = plane_nbytes(subdivision)
-        bounds = [subdivision.values_start + plane * nbytes for plane in range(first, stop + 1)]
-        pieces = [slice(*ends) for ends in itertools.pairwise(bounds)]
-        checksums = list(zip(pieces, self._planes.checksums[number][first:stop], strict=True))
-        self._read(number, buffer[: (stop - first) * nbytes], bounds[0], checksums)
+        start = subdivision.values_start + plane * nbytes
+        checksum = self._planes.checksums[number][plane]
+        self._read(number, buffer[:nbytes], start, [(slice(start, start + nbytes), checksum)])
 
     def _read(self, number: int, target: np.ndarray[Any, Any], start: int, checksums: list[tuple[slice, int]]) -> None:
         """Read what is stored of a subdivision from an offset on, and verify the pieces of it that have a checksum."""

@@ -27,8 +27,8 @@ Numbers = np.ndarray[Any, Any]
 _AT_ONCE, _LAST = 1 << 17, 4096
 
 
-class BeyondFloat32Error(InputError):
-    """Values have no planes, as some are beyond the range of float32."""
+class NoPlanesError(InputError):
+    """Values have no planes: some are beyond the range of float32, or they are not of float64."""
 
 
 @runtime_checkable
@@ -82,7 +82,7 @@ def split(values: Numbers, high: Numbers, low: Numbers) -> None:
 
     Raises
     ------
-    BeyondFloat32Error
+    NoPlanesError
         If a number, other than 0, is beyond the range of float32.
     """
 
@@ -94,26 +94,15 @@ def split(values: Numbers, high: Numbers, low: Numbers) -> None:
         low[part] = rest
         if (low[part] != rest).any():
             beyond = values[part][low[part] != rest][0]
-            raise BeyondFloat32Error(
+            raise NoPlanesError(
                 f"{beyond:g} is beyond the range of float32, so the values have no planes; scale the matrix, or store it "
-                "without planes"
+                "without them (planes=False, --no-planes)"
             )
 
     mapped(split_from, range(0, values.size, _AT_ONCE))
 
 
-def join(high: Numbers, low: Numbers, values: Numbers, threads: int) -> None:
-    """Write the numbers of float64 whose high and low words are given."""
-    numbers = values.view(np.int64)
-
-    def join_from(start: int) -> None:
-        part = slice(start, start + _AT_ONCE)
-        np.add(high[part].astype(np.float64).view(np.int64), low[part], out=numbers[part])
-
-    mapped(join_from, range(0, values.size, _AT_ONCE), threads)
-
-
-def join_in_place(high: Array, values: Array, xp: Any) -> None:
+def join_in_place(high: Array, values: Array, xp: Any, threads: int = 1) -> None:
     """Complete numbers whose low words lie at the end of the bytes in which float64 numbers are written.
 
     Parameters
@@ -124,18 +113,25 @@ def join_in_place(high: Array, values: Array, xp: Any) -> None:
         What is written over them has been read: a number takes twice the bytes of a word, and the first half is free.
     xp : module
         NumPy or CuPy.
+    threads : int
+        That compute on a CPU.
     """
     first = values.nbytes - -(-values.nbytes // (2 * PAGE_NBYTES)) * PAGE_NBYTES
     low, numbers = values[first:].view(np.int32), values.view(np.int64)
     begin, count = 0, high.size
 
-    def joined(start: int, stop: int, words: Array) -> None:
+    def join_words(start: int, stop: int, words: Array) -> None:
         xp.add(high[start:stop].astype(np.float64).view(np.int64), words, out=numbers[start:stop])
 
-    while (end := min(begin + _AT_ONCE, (first // 4 + begin) // 2, count)) - begin >= min(_LAST, count - begin) > 0:
-        joined(begin, end, low[begin:end])
+    def join_from(start: int) -> None:
+        stop = min(start + _AT_ONCE, end)
+        join_words(start, stop, low[start:stop])
+
+    # What is written up to ``end`` lies before the low words from ``begin`` on.
+    while (end := min((first // 4 + begin) // 2, count)) - begin >= min(_LAST, count - begin) > 0:
+        mapped(join_from, range(begin, end, _AT_ONCE), threads)
         begin = end
-    joined(begin, count, low[begin:count].copy())
+    join_words(begin, count, low[begin:count].copy())
     numbers[count:] = 0
 
 
@@ -254,7 +250,7 @@ class LostSums:
         if (needed := 4 * 8 * rows * size) > (room := available_nbytes()):
             raise BudgetError(
                 f"sums of what float32 loses of {rows} rows take {format_nbytes(needed)}, but {format_nbytes(room)} of memory "
-                "are available; store the matrix without planes"
+                "are available; store the matrix without planes (planes=False, --no-planes)"
             )
         self._ones = block_ones(rows, size, slab.device)
         self._sums = np.zeros_like(self._ones)

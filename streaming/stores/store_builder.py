@@ -82,7 +82,7 @@ class StoreBuilder:
         label: str = "",
         format: str = "auto",
         block_size: int | Literal["auto"] = "auto",
-        planes: bool = False,
+        planes: bool | Literal["auto"] = False,
     ) -> None:
         rows, columns = (int(size) for size in shape)
         if rows < 1 or not 1 <= columns <= INT32_MAX:

@@ -7,16 +7,18 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable
+from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from penstock.spmv import InputError, SparseMatrix, StoreError
+from penstock.spmv import BudgetError, SparseMatrix, StoreError
+from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
 from penstock.streaming.stores.packing import IndexBuilder, pack
-from penstock.streaming.stores.planes import LostSums, plane_nbytes, split
+from penstock.streaming.stores.planes import LostSums, NoPlanesError, join_in_place, plane_nbytes, split
 from penstock.streaming.stores.store_place import writing
 
 # Of a store whose values are stored as they are, and in two planes.
@@ -44,8 +46,12 @@ class Planes(NamedTuple):
         planes = cls(pairs, int(content["corrections_nbytes"]), int(content["corrections_checksum"]))
         if len(pairs) != len(index.subdivisions):
             raise ValueError(f"planes of {len(pairs)} subdivisions, but {len(index.subdivisions)} are stored")
-        if planes.corrections_nbytes not in (0, _padded_nbytes(index.shape[0], index.block_size)):
-            raise ValueError(f"corrections of {planes.corrections_nbytes} bytes")
+        corrected = index.format_name == SymmetricImageMatrix.of_format
+        expected = _padded_nbytes(index.shape[0], index.block_size) if corrected else 0
+        if planes.corrections_nbytes != expected:
+            raise ValueError(f"corrections of {planes.corrections_nbytes} bytes instead of {expected}")
+        if index.values_dtype != np.float64:
+            raise ValueError(f"planes of {index.values_dtype}")
         return planes
 
 
@@ -74,10 +80,11 @@ def write_index(file_path: Path, index: MatrixIndex, label: str, store_path: Pat
 class SlabWriter:
     """Writes the slabs of the store that will be at ``path``, which errors name."""
 
-    def __init__(self, path: Path, *, planes: bool) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, planes: bool | Literal["auto"]) -> None:
+        self._path, self._must = path, planes is True
         self.planes = Planes([]) if planes else None
         self._lost: LostSums | None = None
+        self._written: list[Subdivision] = []
 
     def write(
         self,
@@ -90,7 +97,7 @@ class SlabWriter:
         builder, written, buffer = IndexBuilder(shape), 0, aligned_buffer(0)
         with contextlib.ExitStack() as files:
             with writing(self._path):
-                file = files.enter_context(open(file_path, "wb", buffering=0))
+                file = files.enter_context(open(file_path, "w+b", buffering=0))
             for slab in row_slabs:  # outside of writing(): errors of the caller's iterable pass unchanged
                 subdivision = builder.add(slab)
                 if buffer.nbytes < subdivision.nbytes:
@@ -99,10 +106,10 @@ class SlabWriter:
                 pack(slab, subdivision, piece)
                 builder.set_checksums(piece)
                 if self.planes is not None:
-                    piece = self._in_planes(subdivision, piece, slab.values_dtype)
-                    self._note_losses(slab, subdivision)
+                    piece = self._in_planes_if_possible(file, slab, subdivision, piece)
                 del slab  # before the next one is created
                 self._write(file, piece)
+                self._written.append(subdivision)
                 written += subdivision.nbytes
                 if progress is not None:
                     progress(written)
@@ -125,6 +132,43 @@ class SlabWriter:
             while remaining:
                 remaining = remaining[file.write(remaining) :]
 
+    def _in_planes_if_possible(
+        self, file: FileIO, slab: SparseMatrix, subdivision: Subdivision, piece: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
+        """Return the bytes of a subdivision with its values in two planes; as they are, once there are none."""
+        try:
+            stored = self._in_planes(subdivision, piece, slab.values_dtype)
+            self._note_losses(slab, subdivision)
+        except (NoPlanesError, BudgetError):
+            if self._must:
+                raise
+            self._give_planes_up(file)
+            return piece
+        return stored
+
+    def _give_planes_up(self, file: FileIO) -> None:
+        """Join the planes that are written already, in the same file: joined values take no more bytes than planes."""
+        read = written = 0
+        with writing(self._path):
+            for subdivision in self._written:
+                stored = aligned_buffer(stored_nbytes(subdivision, planes=True))
+                file.seek(read)
+                done = 0
+                while done < stored.size and (count := file.readinto(stored[done:].data)):
+                    done += count
+                start, plane = subdivision.values_start, plane_nbytes(subdivision)
+                values = np.zeros(subdivision.nbytes - start, dtype=np.uint8)
+                values[values.size - plane :] = stored[start + plane :]
+                join_in_place(stored[start : start + values.size // 2].view(np.float32), values, np)
+                piece = np.concatenate([stored[:start], values])
+                read += stored.size
+                file.seek(written)
+                self._write(file, piece)
+                written += piece.size
+            file.truncate(written)
+            file.seek(written)
+        self.planes = self._lost = None
+
     def _note_losses(self, slab: SparseMatrix, subdivision: Subdivision) -> None:
         if LostSums.has_some(slab):
             self._lost = self._lost or LostSums(slab)
@@ -136,7 +180,9 @@ class SlabWriter:
         """Return the bytes of a subdivision with its values in two planes, and note their checksums."""
         assert self.planes is not None, "planes are written"
         if dtype != np.float64:
-            raise InputError(f"values of {dtype} have no planes, which are of float64; store them without")
+            raise NoPlanesError(
+                f"values of {dtype} have no planes, which are of float64; store them without (planes=False, --no-planes)"
+            )
         start, plane = subdivision.values_start, plane_nbytes(subdivision)
         stored = aligned_buffer(start + 2 * plane)
         stored[:start] = piece[:start]
@@ -169,5 +215,5 @@ def read_index(path: Path) -> tuple[MatrixIndex, str, Planes | None]:
         return index, label, None
     try:
         return index, label, Planes.from_json(of_planes, index)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise StoreError(f"{path / INDEX}: the index is damaged ({error}); build the store again") from error

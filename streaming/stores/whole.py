@@ -25,9 +25,8 @@ def read_whole(store: Store) -> scipy.sparse.csr_array:
         columns.append(slab_columns.astype(np.int64))
         values.append(slab_values.copy())
     row, column, value = (np.concatenate(parts) for parts in (rows, columns, values))
-    if (
-        format_named(index.format_name).traits.half and len(index.subdivisions) > 1
-    ):  # a slab of all rows has both halves
+    whole = any(of.row_stop - of.row_start == index.shape[0] for of in index.subdivisions)
+    if format_named(index.format_name).traits.half and not whole:  # a slab of all rows has both halves
         size = int(index.parameters.get("block_size", 1))
         right = column // size > row // size
         row, column = np.concatenate((row, column[right])), np.concatenate((column, row[right]))

@@ -194,3 +194,12 @@ def test_the_plan_says_what_a_run_will_do(tmp_path):
 
     assert planned.exit_code == 0, planned.output
     assert re.search(r"an image of the matrix in int16.*\n(.*\n)*residuals +computed with A in float64", planned.output)
+
+
+@pytest.mark.parametrize("precision", ["auto", "float64"])
+def test_a_stiffness_beyond_float32_is_stored_without_planes(precision, tmp_path):
+    changes = {"memory": {"budget": "1100 KiB", "precision": precision}, "material": {"young": 1e-45}}
+
+    outcome = run_experiment(experiment(**changes), tmp_path / "run")
+
+    assert result_of(outcome.folder)["converged"]

@@ -409,3 +409,56 @@ class TestConsecutivePowers:
     def test_none_is_refused(self):
         with pytest.raises(InputError, match=r"got degree=0$"):
             plan_stream(self.index(4), "1 MiB", workload=Workload(degree=0))
+
+
+class TestWhatASolveTakes:
+    """Costs beside the sweeps, and sweeps that do not compute equally many products."""
+
+    RATES = LinkRates(1e12, 3e12, product_start=1e-5, side_by_side=4)
+
+    def seconds(self, degree=8, slots=5, rates=RATES, **more):
+        workload = Workload(degree=degree, iterations=10, **more)
+        plan = plan_stream(index_with([1 << 20] * 32), slots << 20, workload, Ring(slots=slots), rates=rates)
+        return plan, plan.estimated_solve_seconds()
+
+    def test_starts_are_shared_among_solves(self):
+        plan, once = self.seconds()
+        _, often = self.seconds(solves=10)
+
+        starts = 24 * self.RATES.product_start * 32 * 8
+        assert plan.powers_per_sweep == 4
+        assert once - often == pytest.approx(0.9 * starts)
+
+    def test_the_last_sweep_computes_what_is_left(self):
+        on_arrival = Ring(slots=5, on_arrival=True)
+        index = index_with([1 << 20] * 32)
+        computed = [
+            plan_stream(index, 5 << 20, Workload(degree=degree, iterations=10), on_arrival, rates=self.RATES)
+            .estimate()
+            .compute
+            for degree in (4, 6, 8)
+        ]
+
+        # One sweep of four products, sweeps of four and two, and two of four.
+        assert computed == pytest.approx([computed[0], 0.75 * computed[0], computed[0]])
+
+    def test_a_gpu_starts_kernels_beside_the_sweeps_of_an_iteration(self):
+        cpu, gpu = (
+            self.seconds(degree=1, rates=LinkRates(1e12, 3e12, product_start=1e-5, side_by_side=lanes))[1]
+            for lanes in (1, 4)
+        )
+
+        assert gpu - cpu == pytest.approx(10 * 150 * 1e-5, rel=0.01)
+
+
+def test_formats_of_many_more_bytes_come_last():
+    from penstock.experiments import Experiment
+    from penstock.experiments.cantilever.matrix_storage import _formats
+
+    def described(**memory):
+        return Experiment.model_validate({"model": {"nodes": 12, "dof": 3}, "memory": {"budget": "1 MiB", **memory}})
+
+    (first, is_large), *others = _formats(described())
+    assert (first, is_large) == ("symmetric_bsr", False)
+    assert ("bsr", True) in others
+    assert _formats(described(format="bsr")) == [("bsr", False)]
