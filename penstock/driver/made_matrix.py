@@ -143,7 +143,7 @@ class MadeMatrixSource:
             raise InputError(f"the nodes of this matrix have {dof} unknowns, not block_size={request.block_size}")
         if request.format is not None:
             check_format(request.format)
-        preferred = request.specs(dof, streamed=False)[0].formats
+        preferred = request.specs_in_memory(dof)[0].formats
         names = [name for name in FORMATS[::-1] if name in preferred and request.format in (None, name)]
         facts = self._gather_nodes()
         for name in dict.fromkeys([*names, request.format or _HALF]):
@@ -221,6 +221,7 @@ class MadeMatrixSource:
             index_for=index_for,
             ring=Ring(on_arrival=True),
             beside=(("the elements", matrix.elements_nbytes),),
+            entries=True,
             symmetry="by construction: a matrix of elements",
         )
 

@@ -280,7 +280,7 @@ class _Opener:
             return reach_of(index.row_starts, [slab.column_range() for slab in slabs])
 
         index = index_for(1 + matrix.nbytes // (1 << 31))
-        cut: dict[str, Any] = {"reach_for": reach_for, "index_for": index_for}
+        cut: dict[str, Any] = {"reach_for": reach_for, "index_for": index_for, "entries": True}
         dense_blocks = partial(dense_block_size, host)
         placement = place_index(index, self.request, rates=self._rates, dense_blocks=dense_blocks, **cut)
         if placement.image is not None:

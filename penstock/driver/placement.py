@@ -98,6 +98,7 @@ def place_index(
     dense_blocks: Callable[[], int] | None = None,
     ring: Ring | None = None,
     beside: tuple[tuple[str, int], ...] = (),
+    entries: bool = False,
     symmetry: str = "not checked: the matrix is used as it is stored, and taken to be symmetric",
 ) -> Placement:
     """Place a matrix whose format is fixed, as that of a store or of a penstock matrix is.
@@ -105,8 +106,8 @@ def place_index(
     ``reach_for`` returns the reach of a cut, and is called only if the matrix does not fit. ``rates(nbytes)`` returns the
     measured rates, or None for a small matrix. ``index_for`` returns the index in another number of subdivisions, if the matrix
     can still be cut. ``dense_blocks`` finds the size of the dense blocks of a scalar format, which count where nothing is cut.
-    ``ring`` prescribes how slots are run, ``beside`` names what else lies on the device with its bytes, and ``symmetry`` is said
-    of the matrix.
+    ``ring`` prescribes how slots are run, ``beside`` names what else lies on the device with its bytes, ``entries`` says that a
+    matrix in memory will be a :class:`SparseMatrix`, and ``symmetry`` is said of the matrix.
     """
     check_square(index.shape, request.name)
     block_size = index.block_size if request.block_size == "auto" else request.block_size
@@ -115,12 +116,18 @@ def place_index(
         whole_size = dense_blocks()
     vectors = replace(Vectors.fitting(request, index.shape[0], index.dtype, LARGEST_VECTOR_BLOCK), beside=beside)
     facts = [("symmetry", symmetry)]
-    base = request.specs(whole_size, streamed=False)[0]
-    room = room_for_matrix(request, vectors.nbytes(request, base))
-    if index.nbytes <= room and request.precision not in IMAGE_PRECISIONS:
-        [products, *_] = base.products_per_iteration(streamed=False)
-        plan = plan_stream(index, room, vectors.workload(request, base, products))
-        return _resident(request, plan, base.with_products(products), vectors, index.nnz, facts)
+    bases = request.specs_in_memory(whole_size) if entries else request.specs(whole_size, streamed=False)[:1]
+    for base in bases if request.precision not in IMAGE_PRECISIONS else ():
+        try:
+            room = room_for_matrix(request, vectors.nbytes(request, base))
+        except BudgetError:
+            if base is bases[-1]:
+                raise
+            continue
+        if index.nbytes <= room:
+            [products, *_] = base.products_per_iteration(streamed=False)
+            plan = plan_stream(index, room, vectors.workload(request, base, products))
+            return _resident(request, plan, base.with_products(products), vectors, index.nnz, facts)
     limit = index.shape[0] // math.lcm(int(index.parameters.get("block_size", 1)), block_size)
     counts = [1] if index_for is None else sorted({min(count, limit) for count in CUTS})
     if image_is_wanted(request, index.values_dtype):

@@ -11,7 +11,7 @@ import penstock
 from penstock.fem import BoxMesh, HeatConduction, LinearElasticity
 from penstock.fem.elasticity import lame_parameters
 from penstock.fem.element_rows import FORMATS
-from penstock.spmv import InputError
+from penstock.spmv import CsrMatrix, InputError, format_named
 
 #: Tetrahedra of a hexahedron.
 SIX = ((0, 1, 2, 6), (0, 2, 3, 6), (0, 3, 7, 6), (0, 7, 4, 6), (0, 4, 5, 6), (0, 5, 1, 6))
@@ -369,3 +369,15 @@ def test_no_fixed_unknowns_are_none():
 def test_products_are_refused_with_advice():
     with pytest.raises(InputError, match="assemble the matrix once"):
         body("tetrahedra", 1) @ np.ones(180)
+
+
+def test_multigrid_solves_what_a_cpu_holds():
+    A = body("tetrahedra", 3)
+    b = np.random.default_rng(4).standard_normal(A.shape[0])
+    b[A.fixed > 0] = 0
+    stored = format_named("symmetric_bsr").from_csr(CsrMatrix.from_csr(A.to_csr()), block_size=3)
+    for matrix, known in ((A, {}), (stored, {"coordinates": A.coordinates})):
+        result = penstock.solve(matrix, b, device="cpu", **known)
+
+        assert result.converged
+        assert "preconditioner multigrid" in result.explain()
