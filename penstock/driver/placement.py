@@ -107,7 +107,7 @@ def place_index(
     measured rates, or None for a small matrix. ``index_for`` returns the index in another number of subdivisions, if the matrix
     can still be cut. ``dense_blocks`` finds the size of the dense blocks of a scalar format, which count where nothing is cut.
     ``ring`` prescribes how slots are run, ``beside`` names what else lies on the device with its bytes, ``entries`` says that a
-    matrix in memory will be a :class:`SparseMatrix`, and ``symmetry`` is said of the matrix.
+    matrix in memory will be a :class:`SparseMatrix`, of which a CPU can make multigrid, and ``symmetry`` is said of the matrix.
     """
     check_square(index.shape, request.name)
     block_size = index.block_size if request.block_size == "auto" else request.block_size
@@ -116,7 +116,8 @@ def place_index(
         whole_size = dense_blocks()
     vectors = replace(Vectors.fitting(request, index.shape[0], index.dtype, LARGEST_VECTOR_BLOCK), beside=beside)
     facts = [("symmetry", symmetry)]
-    bases = request.specs_in_memory(whole_size) if entries else request.specs(whole_size, streamed=False)[:1]
+    by_entries = entries and request.device.kind == "cpu"
+    bases = request.specs_in_memory(whole_size) if by_entries else request.specs(whole_size, streamed=False)[:1]
     for base in bases if request.precision not in IMAGE_PRECISIONS else ():
         try:
             room = room_for_matrix(request, vectors.nbytes(request, base))
