@@ -143,8 +143,7 @@ class MadeMatrixSource:
             raise InputError(f"the nodes of this matrix have {dof} unknowns, not block_size={request.block_size}")
         if request.format is not None:
             check_format(request.format)
-        on_cpu = request.device.kind == "cpu"
-        preferred = (request.specs_in_memory(dof) if on_cpu else request.specs(dof, streamed=False))[0].formats
+        preferred = request.specs_held(dof, entries=True)[0].formats
         names = [name for name in FORMATS[::-1] if name in preferred and request.format in (None, name)]
         facts = self._gather_nodes()
         for name in dict.fromkeys([*names, request.format or _HALF]):

@@ -116,8 +116,7 @@ def place_index(
         whole_size = dense_blocks()
     vectors = replace(Vectors.fitting(request, index.shape[0], index.dtype, LARGEST_VECTOR_BLOCK), beside=beside)
     facts = [("symmetry", symmetry)]
-    by_entries = entries and request.device.kind == "cpu"
-    bases = request.specs_in_memory(whole_size) if by_entries else request.specs(whole_size, streamed=False)[:1]
+    bases = request.specs_held(whole_size, entries=entries)
     for base in bases if request.precision not in IMAGE_PRECISIONS else ():
         try:
             room = room_for_matrix(request, vectors.nbytes(request, base))

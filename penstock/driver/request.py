@@ -98,6 +98,15 @@ class Request:
             return [other, *specs]
         return specs
 
+    def specs_held(self, block_size: int, *, entries: bool) -> list[PreconditionerSpec]:
+        """Return the preconditioners of a matrix that is held whole in a format that is decided; ``entries``: as a matrix.
+
+        With its entries at hand, a CPU begins with multigrid.
+        """
+        if entries and self.device.kind == "cpu":
+            return self.specs_in_memory(block_size)
+        return self.specs(block_size, streamed=False)[:1]
+
     def multigrid(self, block_size: int) -> PreconditionerSpec | None:
         """Return multigrid with what is known of the nodes; None if the caller's options are for another preconditioner."""
         if self.options.keys() <= {"near_null_space", "coordinates"}:
@@ -302,8 +311,14 @@ class Vectors:
         nbytes = self.nbytes(request, spec)
         parts = spec.parts(self.n, self.together, self.dtype, streamed_to_gpu=self._may_stream_to_gpu(request))
         parts = (*parts, *self.beside)
-        of_method: dict[str, Any] = {"degree": degree, "iterations": iterations, "solves": request.solves}
-        return Workload(self.together, workspace_nbytes=nbytes, parts=parts, **of_method)
+        return Workload(
+            self.together,
+            degree=degree,
+            workspace_nbytes=nbytes,
+            parts=parts,
+            iterations=iterations,
+            solves=request.solves,
+        )
 
     def choices(
         self, request: Request, specs: Iterable[PreconditionerSpec]

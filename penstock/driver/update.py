@@ -122,7 +122,7 @@ def _write_resident(system: OpenSystem, A: SparseMatrix, matrix: CsrMatrix) -> N
 
 def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) -> Callable[[], None]:
     """Do what may fail, and return what makes a streamed matrix use the new values."""
-    store = A.store.store if isinstance(A.store, CompletedStore) else A.store
+    store = CompletedStore.underlying(A.store)
     if isinstance(store, FileStore):
         refilled = store.refilled(matrix)  # on disk; this matrix still reads the old one
         return lambda: _use_own_store(system, A, refilled)
@@ -172,7 +172,7 @@ def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> No
             raise InputError(
                 f"the new store has another pattern in rows {subdivision.row_start} to {subdivision.row_stop - 1}; prepare it"
             )
-    before = A.store.store if isinstance(A.store, CompletedStore) else A.store
+    before = CompletedStore.underlying(A.store)
     copied = isinstance(before, HostStore) and not hasattr(store, "segments")
     if copied:
         store = HostStore.from_store(store)

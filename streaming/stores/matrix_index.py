@@ -28,7 +28,8 @@ Part = Literal["whole", "structure", "values"]
 _ARRAY_ALIGNMENT = 256
 
 
-def _round_up(nbytes: int, multiple: int) -> int:
+def round_up(nbytes: int, multiple: int) -> int:
+    """Return the least multiple that is not smaller."""
     return -(-nbytes // multiple) * multiple
 
 
@@ -299,8 +300,8 @@ def lay_out(slab: SparseMatrix, row_start: int, nnz: int | None = None) -> Subdi
             field = ArrayField(name, _dtype_name(np.dtype(array.dtype)), tuple(array.shape), offset)
             if field.part == part:
                 fields.append(field)
-                offset = _round_up(offset + field.nbytes, _ARRAY_ALIGNMENT)
-        offset = _round_up(offset, PAGE_NBYTES)
+                offset = round_up(offset + field.nbytes, _ARRAY_ALIGNMENT)
+        offset = round_up(offset, PAGE_NBYTES)
     nbytes = max(offset, PAGE_NBYTES)
     if nnz is None:
         symbolic = not any(slab.values.strides)  # its values are one broadcast zero: padding cannot be recognised

@@ -17,8 +17,9 @@ from penstock.host.threads import mapped
 from penstock.spmv import Array, BudgetError, InputError, SparseMatrix, format_nbytes
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, corrections_of
 from penstock.spmv.host_memory import available_nbytes
+from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import PAGE_NBYTES
-from penstock.streaming.stores.matrix_index import ArrayField, MatrixIndex, Part, Subdivision
+from penstock.streaming.stores.matrix_index import ArrayField, MatrixIndex, Part, Subdivision, round_up
 
 Numbers = np.ndarray[Any, Any]
 
@@ -74,7 +75,11 @@ def has_planes(store: object) -> TypeGuard[PlaneStore]:
 
 def plane_nbytes(subdivision: Subdivision) -> int:
     """Return the bytes of a plane of a subdivision, padded to whole pages."""
-    return -(-subdivision.part_nbytes("values") // (2 * PAGE_NBYTES)) * PAGE_NBYTES
+    return _half_in_pages(subdivision.part_nbytes("values"))
+
+
+def _half_in_pages(nbytes: int) -> int:
+    return round_up(nbytes // 2, PAGE_NBYTES)
 
 
 def split(values: Numbers, high: Numbers, low: Numbers) -> None:
@@ -116,7 +121,7 @@ def join_in_place(high: Array, values: Array, xp: Any, threads: int = 1) -> None
     threads : int
         That compute on a CPU.
     """
-    first = values.nbytes - -(-values.nbytes // (2 * PAGE_NBYTES)) * PAGE_NBYTES
+    first = values.nbytes - _half_in_pages(values.nbytes)
     low, numbers = values[first:].view(np.int32), values.view(np.int64)
     begin, count = 0, high.size
 
@@ -200,6 +205,11 @@ class CompletedStore:
         self.store, self.image, self.index = store, image, store.index
         sizes = [_values_of(subdivision).nbytes // 8 for subdivision in self.index.subdivisions]
         self._bounds = list(itertools.accumulate(sizes, initial=0))
+
+    @staticmethod
+    def underlying(store: Store) -> Store:
+        """Return the store of two planes that such a store reads; another one as it is."""
+        return store.store if isinstance(store, CompletedStore) else store
 
     @property
     def read_share(self) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.spmv import BudgetError, SparseMatrix, StoreError
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
-from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
+from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision, round_up
 from penstock.streaming.stores.packing import IndexBuilder, pack
 from penstock.streaming.stores.planes import LostSums, NoPlanesError, join_in_place, plane_nbytes, split
 from penstock.streaming.stores.store_place import writing
@@ -57,7 +57,7 @@ class Planes(NamedTuple):
 
 def _padded_nbytes(rows: int, size: int) -> int:
     """Return the bytes of the corrections of the image in float32, padded to whole pages."""
-    return -(-4 * rows * size // PAGE_NBYTES) * PAGE_NBYTES
+    return round_up(4 * rows * size, PAGE_NBYTES)
 
 
 def stored_nbytes(subdivision: Subdivision, *, planes: bool) -> int:
