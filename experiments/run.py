@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -64,6 +67,7 @@ class Run(ABC):
         #: Seconds of the parts of the run, without compilation.
         self.seconds: dict[str, float] = {}
         self._result: dict[str, Any] | None = None
+        self._writing: Future[None] | None = None  # of a checkpoint, while the report is made
         self.began, self.compiled = time.perf_counter(), compile_seconds()
         self._part_began = seconds_without_compiling()
 
@@ -95,14 +99,17 @@ class Run(ABC):
         with open_system(matrix, request, **where, announce=self._announce) as system, request.device.current():
             self._ends("open")
             result, spent = self._solve(system)
-            # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
-            with self.reporter.part("writing"):
-                self._keep(result, spent)
             reason = reason_of(result)
-            if reason is not StopReason.STOPPED or self.reports_stopped:
-                with self.reporter.part("recording"):
-                    record_sweep(self.folder, system, result)
-                self._report(system, result, spent)
+            try:
+                # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
+                with self.reporter.part("writing"):
+                    self._keep(result, spent)
+                if reason is not StopReason.STOPPED or self.reports_stopped:
+                    with self.reporter.part("recording"):
+                        record_sweep(self.folder, system, result)
+                    self._report(system, result, spent)
+            finally:
+                self._finish_writing()
         if result.converged:  # otherwise a resumed run with a larger maxiter may go on
             self.folder.checkpoint.unlink(missing_ok=True)
         return reason
@@ -154,19 +161,30 @@ class Run(ABC):
         """Return whether to write a checkpoint this many seconds after the last one."""
         return seconds > self.checkpoint_seconds
 
-    def _save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint; a disk that is full must not end a solve that can go on."""
+    def _save(self, checkpoint: Checkpoint, *, aside: bool = False) -> None:
+        """Write a checkpoint, perhaps ``aside``, while the run goes on; a full disk must not end a solve that can go on."""
+        with self.reporter.part("writing"), self._warns_of_disk():
+            if self.settings_file is not None:
+                write_json(self.settings_file, checkpoint.settings)
+            self._writing = write_checkpoint(self.folder.checkpoint, checkpoint, aside=aside)
+
+    def _finish_writing(self) -> None:
+        """Wait for a checkpoint that is being written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            with self.reporter.part("writing"), self._warns_of_disk():
+                writing.result()
+
+    @contextmanager
+    def _warns_of_disk(self) -> Iterator[None]:
         try:
-            with self.reporter.part("writing"):
-                if self.settings_file is not None:
-                    write_json(self.settings_file, checkpoint.settings)
-                write_checkpoint(self.folder.checkpoint, checkpoint)
+            yield
         except StoreError as error:
             self.reporter.text("Warning", str(error))
 
     def _keep(self, result: AnyResult, spent: Checkpoint) -> None:
-        """Write what the solve has reached."""
-        self._save(spent)
+        """Write what the solve has reached, while the report is made."""
+        self._save(spent, aside=True)
 
     # The solve and its report
 

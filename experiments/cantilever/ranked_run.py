@@ -183,11 +183,11 @@ class RankedRun(SingleRun):
         """Return whether a checkpoint is due by the clock of the first rank."""
         return self.communicator.of_first(float(super()._is_due(seconds))) > 0
 
-    def _save(self, checkpoint: Checkpoint) -> None:
+    def _save(self, checkpoint: Checkpoint, *, aside: bool = False) -> None:
         """Write the rows of all ranks. Collective."""
         whole = self._with_vectors(checkpoint, self.communicator.gathered)
         if self.communicator.rank == 0:
-            super()._save(whole)
+            super()._save(whole, aside=aside)
 
     def _with_vectors(self, checkpoint: Checkpoint, change: Any) -> Checkpoint:
         """Return a checkpoint with other vectors in its state."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,24 @@ class Checkpoint:
             raise InputError(f"a direction of {self.direction} or {self.ranks} ranks cannot be")
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+def write_checkpoint(path: Path, checkpoint: Checkpoint, *, aside: bool = False) -> Future[None] | None:
     """Write a checkpoint as ``.npz``; if that fails or is interrupted, the old one stays complete.
 
+    With ``aside`` a thread writes it, after its arrays have been copied to the host; the future ends when it is there.
     A :class:`StoreError` says that the disk is full, or that the method of the state does not say how it is written.
     """
+    contents = _contents_of(checkpoint)
+    if aside:
+        with suppress(RuntimeError), ExitStack() as stack:  # otherwise no thread is to be had
+            thread = ThreadPoolExecutor(1, "penstock-checkpoint")
+            stack.callback(thread.shutdown, wait=False)
+            return thread.submit(write_sealed, path, contents)
+    write_sealed(path, contents)
+    return None
+
+
+def _contents_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what is written of a checkpoint, as arrays on the host by their names."""
     state = checkpoint.state
     solvers = [name for name in SOLVERS.keys() if SOLVERS[name].State is type(state)]  # noqa: SIM118 - a registry
     if not isinstance(state, SavedState) or not solvers:
@@ -77,8 +91,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "spent_seconds": np.array(checkpoint.seconds),
         "spent": np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction, checkpoint.ranks]),
     }
-    contents |= state.to_arrays()
-    write_sealed(path, contents)
+    return contents | state.to_arrays()
 
 
 def write_sealed(path: Path, contents: dict[str, Any]) -> None:

@@ -8,14 +8,11 @@ constexpr int HEIGHT = 32;  // nodes in a chunk, and the rows of a thread block
 
 // A shape is made of the corners of an element. Its nodes and its integration points are divided among the lanes of a row.
 //
-//   node_of          the number of a node of a lane, of OF_LANE
-//   work_out         what is known of an integration point of the lane; `v` is the gradient of the shape function of the node whose
-//                    row is made, times the weight of the point
-//   look_at          takes over, with step 0, what the lane has worked out, and with others what the lane `lane ^ step` has
-//   gradient_of_its  the gradient of the shape function of a node of the lane at the point that it looks at
+//   node_of    the number of a node of a lane, of OF_LANE
+//   integrate  adds up, over all integration points, what Physics makes of the gradient v of the shape function of the node whose
+//              row is made, times the weight of the point, and of that of each node of the lane
 struct Tetrahedron {
     static constexpr int NODES = 4, LANES = 1, OF_LANE = 4, POINTS_OF_LANE = 1;
-    double v[3], gradients[NODES][3];
 
     __device__ Tetrahedron(const int, const double (&x)[NODES][3], const double*)
     {
@@ -34,130 +31,138 @@ struct Tetrahedron {
 
     __device__ static constexpr int node_of(const int, const int index) { return index; }
 
-    __device__ void work_out(const int, const int own, const double factor)
+    template <typename Physics>
+    __device__ __forceinline__ void integrate(const int own, const double factor, double (&added)[OF_LANE][Physics::SUMS]) const
     {
         // All gradients are to be divided by the determinant, of which the volume takes one away.
         const double weight = factor / (6.0 * fabs(determinant));
+        double v[3];
 #pragma unroll
         for (int b = 0; b < NODES; ++b)
             if (b == own)
                 for (int c = 0; c < 3; ++c) v[c] = weight * gradients[b][c];
-    }
-
-    __device__ void look_at(const int) {}
-
-    __device__ void gradient_of_its(const int node, double (&g)[3]) const
-    {
-        for (int c = 0; c < 3; ++c) g[c] = gradients[node][c];
+#pragma unroll
+        for (int b = 0; b < NODES; ++b) Physics::add(added[b], v, gradients[b]);
     }
 
 private:
-    double determinant;
+    double gradients[NODES][3], determinant;
 };
 
+// Every lane turns the first two axes of the reference element so that its nodes and points are on their far sides: coordinates
+// then lie alike for all lanes, and an axis that is turned changes the sign of all gradients times the determinant, so of no block.
 struct Hexahedron {
     static constexpr int NODES = 8, LANES = 4, OF_LANE = 2, POINTS_OF_LANE = 2;
-    double v[3];
 
     __device__ Hexahedron(const int lane, const double (&x)[NODES][3], const double*)
     {
-        for (int axis = 0; axis < 2; ++axis) sign[axis] = lane >> axis & 1 ? 1.0 : -1.0;
+        double sign[2], near[2], far[2];  // weights of the corners on both sides along an axis, before it is turned
+        for (int axis = 0; axis < 2; ++axis) {
+            is_turned[axis] = !(lane >> axis & 1);
+            sign[axis] = is_turned[axis] ? -1.0 : 1.0;
+            near[axis] = is_turned[axis] ? 0.5 * SAME : 0.5 * OTHER;
+            far[axis] = is_turned[axis] ? 0.5 * OTHER : 0.5 * SAME;
+        }
 #pragma unroll
         for (int c = 0; c < 3; ++c) {
-            double of[2][2][2];  // sums, by whether the near corners along each axis are subtracted from the far ones, or added
+            double at[2][2][2];  // coordinates of the corners, by their side along each axis
 #pragma unroll
-            for (int b = 0; b < NODES; ++b) of[is_far(b, 0)][is_far(b, 1)][is_far(b, 2)] = 0.125 * x[b][c];
+            for (int b = 0; b < NODES; ++b) at[is_far(b, 0)][is_far(b, 1)][is_far(b, 2)] = x[b][c];
+            double along_first[2], along_second[2], along_last[2];  // differences, by the side along the last or the first axis
 #pragma unroll
-            for (int j = 0; j < 4; ++j) add_and_subtract(of[0][j / 2][j % 2], of[1][j / 2][j % 2]);
+            for (int k = 0; k < 2; ++k) {
+                along_first[k] = sign[0] * near[1] * (at[1][0][k] - at[0][0][k]) + sign[0] * far[1] * (at[1][1][k] - at[0][1][k]);
+                along_second[k] = sign[1] * near[0] * (at[0][1][k] - at[0][0][k]) + sign[1] * far[0] * (at[1][1][k] - at[1][0][k]);
+                along_last[k] = near[1] * (at[k][0][1] - at[k][0][0]) + far[1] * (at[k][1][1] - at[k][1][0]);
+            }
 #pragma unroll
-            for (int j = 0; j < 4; ++j) add_and_subtract(of[j / 2][0][j % 2], of[j / 2][1][j % 2]);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) add_and_subtract(of[j / 2][j % 2][0], of[j / 2][j % 2][1]);
-            linear[0][c] = of[1][0][0];
-            linear[1][c] = of[0][1][0];
-            linear[2][c] = of[0][0][1];
-            products[0][c] = AT * of[0][1][1];
-            products[1][c] = AT * of[1][0][1];
-            products[2][c] = AT * of[1][1][0];
-            triple[c] = AT * AT * of[1][1][1];
+            for (int point = 0; point < POINTS_OF_LANE; ++point) {
+                J[point][0][c] = 0.5 * SAME * along_first[point] + 0.5 * OTHER * along_first[1 - point];
+                J[point][1][c] = 0.5 * SAME * along_second[point] + 0.5 * OTHER * along_second[1 - point];
+                J[point][2][c] = near[0] * along_last[0] + far[0] * along_last[1];
+            }
         }
     }
 
     // The corners of the reference element are in the order of VTK and gmsh: once around the bottom, then around the top.
     __device__ static constexpr int node_of(const int lane, const int index) { return index * 4 + (lane ^ lane >> 1); }
 
-    __device__ void work_out(const int index, const int own, const double factor)
+    // The gradients of the two nodes of a lane are a multiple of one vector, p, which is larger for the node on the side of the point,
+    // minus and plus another: so p is added up for the points on each side, and the other for all.
+    template <typename Physics>
+    __device__ __forceinline__ void integrate(const int own, const double factor, double (&added)[OF_LANE][Physics::SUMS]) const
     {
-        const double signs[3] = {sign[0], sign[1], index ? 1.0 : -1.0};
-        double J[3][3], along[3];
+        double of_across[Physics::SUMS] = {};
 #pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            const int u = (axis + 1) % 3, w = (axis + 2) % 3;
-            for (int c = 0; c < 3; ++c)
-                J[axis][c] = linear[axis][c] + signs[u] * products[w][c] + signs[w] * (products[u][c] + signs[u] * triple[c]);
-            along[axis] = is_far(own, axis) ? 1.0 + AT * signs[axis] : 1.0 - AT * signs[axis];
+        for (int point = 0; point < POINTS_OF_LANE; ++point) {
+            double cofactors[3][3], own_v[3];
+            work_out(point, own, factor, cofactors, own_v);
+#pragma unroll
+            for (int step = 0; step < LANES; ++step) {
+                // What the lane `lane ^ step` needs of the point of this lane, whose own it is with step 0.
+                const double first = 0.125 * (step & 1 ? OTHER : SAME), second = step & 2 ? OTHER : SAME;
+                double v[3], p[3], across[3];
+#pragma unroll
+                for (int c = 0; c < 3; ++c) {
+                    v[c] = of_lane(own_v[c], step);
+                    p[c] = of_lane(cofactors[0][c] * (step & 1 ? -0.125 * second : 0.125 * second) +
+                                       cofactors[1][c] * (step & 2 ? -first : first), step);
+                    across[c] = of_lane(cofactors[2][c] * (first * second), step);
+                }
+                Physics::add(added[point], v, p);
+                Physics::add(of_across, v, across);
+            }
         }
 #pragma unroll
-        for (int r = 0; r < 3; ++r)
-#pragma unroll
-            for (int c = 0; c < 3; ++c)
-                its[r][c] = J[(r + 1) % 3][(c + 1) % 3] * J[(r + 2) % 3][(c + 2) % 3] -
-                            J[(r + 1) % 3][(c + 2) % 3] * J[(r + 2) % 3][(c + 1) % 3];
-        // All gradients are to be divided by the determinant, of which the weight takes one away.
-        const double determinant = J[0][0] * its[0][0] + J[0][1] * its[0][1] + J[0][2] * its[0][2];
-        const double weight = 0.125 * factor / fabs(determinant);
-        double derivatives[3];
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            const double size = weight * (along[(axis + 1) % 3] * along[(axis + 2) % 3]);
-            derivatives[axis] = is_far(own, axis) ? size : -size;
+        for (int k = 0; k < Physics::SUMS; ++k) {
+            const double near = added[0][k], far = added[1][k];
+            added[0][k] = SAME * near + OTHER * far - of_across[k];
+            added[1][k] = OTHER * near + SAME * far + of_across[k];
         }
-        for (int c = 0; c < 3; ++c) its[3][c] = derivatives[0] * its[0][c] + derivatives[1] * its[1][c] + derivatives[2] * its[2][c];
-        height = index;
-    }
-
-    __device__ void look_at(const int step)
-    {
-        shift = step;
-#pragma unroll
-        for (int c = 0; c < 3; ++c) {
-#pragma unroll
-            for (int r = 0; r < 3; ++r) cofactors[r][c] = of_lane(its[r][c], step);
-            v[c] = of_lane(its[3][c], step);
-        }
-    }
-
-    __device__ void gradient_of_its(const int index, double (&g)[3]) const
-    {
-        const double along[3] = {shift & 1 ? 1.0 - AT : 1.0 + AT, shift & 2 ? 1.0 - AT : 1.0 + AT,
-                                 height == index ? 1.0 + AT : 1.0 - AT};
-        const double derivatives[3] = {sign[0] * (0.125 * along[1] * along[2]), sign[1] * (0.125 * along[2] * along[0]),
-                                       (index ? 0.125 : -0.125) * along[0] * along[1]};
-#pragma unroll
-        for (int c = 0; c < 3; ++c)
-            g[c] = cofactors[0][c] * derivatives[0] + cofactors[1][c] * derivatives[1] + cofactors[2][c] * derivatives[2];
     }
 
 private:
     static constexpr double AT = 0.57735026918962576451;  // integration points on each axis: at -AT and AT
-    // The coordinates are linear along each axis of the reference element: sums of coefficients times x, y, z, yz, zx, xy and xyz.
-    // Those of more than one axis are scaled to the integration points.
-    double linear[3][3], products[3][3], triple[3];
-    double sign[2];              // of the nodes and the points of the lane along the first two axes
-    double its[4][3];            // what the lane has worked out: cofactors of the Jacobian, and v
-    double cofactors[3][3];      // at the point that it looks at
-    int height, shift;           // of that point: its side along the last axis, and whose it is
+    // Twice the shape functions of one axis: of the side where the point is, and of the other.
+    static constexpr double SAME = 1.0 + AT, OTHER = 1.0 - AT;
+    double J[POINTS_OF_LANE][3][3];  // twice the Jacobian at the points of the lane
+    bool is_turned[2];
+
+    // Computes the cofactors of J and, from those, v. Gradients are to be divided by the determinant, of which the weight takes one
+    // away.
+    __device__ void work_out(
+        const int point, const int own, const double factor, double (&cofactors)[3][3], double (&v)[3]) const
+    {
+        const double (&j)[3][3] = J[point];
+#pragma unroll
+        for (int r = 0; r < 3; ++r)
+#pragma unroll
+            for (int c = 0; c < 3; ++c)
+                cofactors[r][c] = j[(r + 1) % 3][(c + 1) % 3] * j[(r + 2) % 3][(c + 2) % 3] -
+                                  j[(r + 1) % 3][(c + 2) % 3] * j[(r + 2) % 3][(c + 1) % 3];
+        const double determinant = j[0][0] * cofactors[0][0] + j[0][1] * cofactors[0][1] + j[0][2] * cofactors[0][2];
+        const double weight = 0.0625 * factor * (1.0 / fabs(determinant));  // an eighth, and 2^3 over 2^4 for twice the Jacobian
+        bool ahead[3], same[3];  // whether the node is on the far side, and on that of the point
+        double along[3], derivatives[3];
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            ahead[axis] = axis == 2 ? is_far(own, 2) : is_far(own, axis) != is_turned[axis];
+            same[axis] = axis == 2 ? ahead[2] == (point == 1) : ahead[axis];
+            along[axis] = same[axis] ? SAME : OTHER;
+        }
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            const double size = weight * (along[(axis + 1) % 3] * along[(axis + 2) % 3]);
+            derivatives[axis] = ahead[axis] ? size : -size;
+        }
+#pragma unroll
+        for (int c = 0; c < 3; ++c)
+            v[c] = derivatives[0] * cofactors[0][c] + derivatives[1] * cofactors[1][c] + derivatives[2] * cofactors[2][c];
+    }
 
     __device__ static constexpr bool is_far(const int node, const int axis)
     {
         return axis == 0 ? (node & 3) == 1 || (node & 3) == 2 : axis == 1 ? (node & 2) != 0 : (node & 4) != 0;
-    }
-
-    __device__ static void add_and_subtract(double& near, double& far)
-    {
-        const double sum = near + far;
-        far -= near;
-        near = sum;
     }
 
     __device__ static double of_lane(const double value, const int step)
@@ -198,27 +203,6 @@ struct Diffusion {
         return conductivity * sums[0];
     }
 };
-
-// Adds up the blocks of a node and the nodes of the lane.
-template <typename Physics, typename Shape>
-__device__ __forceinline__ void integrate(
-    Shape& shape, const int own, const double factor, double (&added)[Shape::OF_LANE][Physics::SUMS])
-{
-#pragma unroll
-    for (int point = 0; point < Shape::POINTS_OF_LANE; ++point) {
-        shape.work_out(point, own, factor);
-#pragma unroll
-        for (int step = 0; step < Shape::LANES; ++step) {
-            shape.look_at(step);
-#pragma unroll
-            for (int index = 0; index < Shape::OF_LANE; ++index) {  // those that are not wanted too: branches here take longer
-                double g[3];
-                shape.gradient_of_its(index, g);
-                Physics::add(added[index], shape.v, g);
-            }
-        }
-    }
-}
 
 #if defined(OWN_NODES)
 // An element of a user, who has written
@@ -261,7 +245,7 @@ struct OwnPhysics {
 // Launch: HEIGHT * Shape::LANES threads for every HEIGHT rows; shared memory of HEIGHT rows of `widest` blocks and int32 columns,
 // and one column more.
 template <typename Shape, typename Physics, typename Offset, int layout, bool upper>
-__global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
+__global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 : 4) element_rows(
     const long long start, const long long rows, const int parts, const double* __restrict__ coordinates,
     const int* __restrict__ connectivity, const double* __restrict__ factors, const int uniform,
     const double* __restrict__ parameters, const unsigned char* __restrict__ fixed, const int has_fixed,
@@ -305,12 +289,16 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
     // Blocks are added up where every row has a column of its own: written to memory at once, they fill whole lines there.
     // The numbers of the columns stand there, too, as they are searched for every block that is added.
     const bool is_shared = width <= widest;
-    double* target = is_shared ? sums + place_in_block : row_values;
+    // Lanes of a row add to different slots at once, for which the columns of neighbouring slots are turned against each other.
+    constexpr int TURNED = LANES > 1 ? OF_GROUP : 0;
     const int to_scalar = is_shared ? HEIGHT : between;
-    const long long to_slot = (long long)SCALARS * to_scalar;
+    const auto block_at = [&](const int slot) {
+        return is_shared ? sums + slot * (SCALARS * HEIGHT) + (place_in_block + TURNED * slot) % HEIGHT
+                         : row_values + (long long)slot * between * SCALARS;
+    };
     int* searched = reinterpret_cast<int*>(sums + widest * SCALARS * HEIGHT) + place_in_block * (widest | 1);
     for (int slot = lane; slot < width; slot += LANES) {
-        for (int k = 0; k < SCALARS; ++k) target[slot * to_slot + k * to_scalar] = 0.0;
+        for (int k = 0; k < SCALARS; ++k) block_at(slot)[k * to_scalar] = 0.0;
         if (is_shared && slot < count) searched[slot] = row_columns[slot];
     }
     const int* const row_search = is_shared ? searched : row_columns;
@@ -352,19 +340,19 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
         }
         const double factor = uniform ? 1.0 : factors[element];
         Shape shape(lane, x, parameters);
-        next = after;
-        fetch();
-        after = turn + 2 < elements ? node_elements[entry + turn + 2] : 0;
         if constexpr (Shape::POINTS_OF_LANE == 0)
             shape.add_blocks(own, factor, &added[0][0]);
         else
-            integrate<Physics>(shape, own, factor, added);
+            shape.template integrate<Physics>(own, factor, added);
+        next = after;
+        fetch();
+        after = turn + 2 < elements ? node_elements[entry + turn + 2] : 0;
         for (int turn_of = 0; turn_of < (in_turn ? LANES : 1); ++turn_of) {
             if (in_turn && turn_of > 0) PENSTOCK_SYNC_GROUP();
 #pragma unroll
             for (int index = 0; index < OF_LANE; ++index) {
                 if (others[index] < 0 || (in_turn && lane != turn_of)) continue;
-                double* block = target + place_of(others[index], row_search, 0, count) * to_slot;
+                double* block = block_at(int(place_of(others[index], row_search, 0, count)));
 #pragma unroll
                 for (int k = 0; k < SCALARS; ++k)
                     block[k * to_scalar] += Physics::entry(added[index], k / DOF, k % DOF, first_modulus, second_modulus);
@@ -374,7 +362,7 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
     if constexpr (LANES > 1) PENSTOCK_SYNC_GROUP();
     for (int slot = lane; slot < count; slot += LANES) {
         const int column = row_columns[slot];
-        double* block = target + slot * to_slot;
+        double* block = block_at(slot);
         if (has_fixed)
             for (int k = 0; k < SCALARS; ++k) {
                 const bool held = fixed[node * DOF + k / DOF] || fixed[(long long)column * DOF + k % DOF];
@@ -388,5 +376,5 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
         for (int slot = lane; slot < width; slot += LANES)
             for (int k = 0; k < SCALARS; ++k)
                 row_values[(long long)slot * between * SCALARS + k * between] =
-                    target[slot * to_slot + k * to_scalar];
+                    block_at(slot)[k * to_scalar];
 }

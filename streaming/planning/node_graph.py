@@ -44,7 +44,8 @@ def _find_neighbours(
             own = np.empty(2 * (rows[size] - rows[0]), dtype=np.int32)
         counts[node] = _neighbours_of(rows, columns, size, own)
         if starts.size:
-            neighbours[starts[node] : starts[node + 1]] = own[: counts[node]]
+            for k in range(counts[node]):
+                neighbours[starts[node] + k] = own[k]
 
 
 @serial_kernel
@@ -76,10 +77,24 @@ def _sorted_neighbours(rows: Array, columns: Array, size: int, own: Array) -> in
     entries = rows[size] - rows[0]
     for k in range(entries):
         own[k] = columns[rows[0] + k] // size
-    own[:entries] = np.sort(own[:entries])
+    _sort(own, entries)
     count = 0
     for k in range(entries):
         if count == 0 or own[k] != own[count - 1]:
             own[count] = own[k]
             count += 1
     return count
+
+
+@serial_kernel
+def _sort(numbers: Array, count: int) -> None:
+    """Sort the first numbers of an array (Shell 1959); NumPy's sorting would take seconds to compile."""
+    gap = count
+    while gap > 1:
+        gap = max(1, int(gap / 2.25))
+        for k in range(gap, count):
+            number, place = numbers[k], k
+            while place >= gap and numbers[place - gap] > number:
+                numbers[place] = numbers[place - gap]
+                place -= gap
+            numbers[place] = number
