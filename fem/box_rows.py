@@ -37,8 +37,9 @@ class BoxElements:
         The stiffness of an element with factor 1, by pairs of its nodes.
     factors : array, (layers, ny - 1, nz - 1) or (0, 0, 0) float64
         Of the stiffness of each element; empty if all are 1.
-    first_layer : int
-        The layer of elements of ``factors[0]``.
+    layers : range
+        The layers of elements across the x axis that there are. Of planes of a larger mesh, the first and the last one may be
+        outside: -1, and that behind the last plane.
     clamped : bool
         As in :func:`assemble_rows`.
 
@@ -57,7 +58,7 @@ class BoxElements:
     mesh: BoxMesh
     blocks: Array
     factors: Array
-    first_layer: int = 0
+    layers: range
     clamped: bool = True
 
     @classmethod
@@ -68,26 +69,35 @@ class BoxElements:
         material: Material,
         *,
         layers: range | None = None,
+        planes: slice | None = None,
         clamped: bool = True,
         device: Device = CPU,
     ) -> Self:
-        """Return the elements of some layers across the x axis, or of all, on a device."""
-        _, ny, nz = mesh.element_counts
-        layers = range(mesh.element_counts[0]) if layers is None else layers
+        """Return the elements of some layers across the x axis, or of all, on a device.
+
+        With ``planes`` of nodes, two or more, they are what makes the rows of these with their columns among themselves, numbered
+        from the first one on: the square of a rank. Elements that nodes of other planes share are there, too.
+        """
+        nx, ny, nz = mesh.element_counts
+        if planes is not None:
+            layers, clamped = range(max(planes.start - 1, 0), min(planes.stop, nx)), clamped and not planes.start
+        held = range(nx) if layers is None else layers
         dof = len(element_matrix) // 8
         blocks = np.ascontiguousarray(element_matrix.reshape(8, dof, 8, dof).swapaxes(1, 2))
         factors = np.empty((0, 0, 0))
         if not isinstance(material, UniformMaterial):
-            factors = np.empty((len(layers), ny, nz))
+            factors = np.empty((len(held), ny, nz))
 
             def fill(place: int) -> None:
-                factors[place] = material.layer(layers[place], (ny, nz))
+                factors[place] = material.layer(held[place], (ny, nz))
 
             # NumPy draws and takes exponentials without Python's lock.
             threads = usable_cores() if factors.size > _MANY else 1
             with ThreadPoolExecutor(threads) as executor:
-                list(executor.map(fill, range(len(layers))))
-        return cls(mesh, device.asarray(blocks), device.asarray(factors), layers.start, clamped)
+                list(executor.map(fill, range(len(held))))
+        if planes is not None:
+            mesh, held = mesh.of_planes(planes), range(held.start - planes.start, held.stop - planes.start)
+        return cls(mesh, device.asarray(blocks), device.asarray(factors), held, clamped)
 
     @property
     def dof(self) -> int:
@@ -190,7 +200,8 @@ def _fill_on_gpu(
     slab = SlabArrays.of(name, arrays, xp)
     names = f"{type_names(slab.values, slab.offsets)}, {elements.dof}, {slab.template}"
     function = BOX_ROW_KERNELS.function(f"box_rows<{names}>")
-    numbers = (*elements.mesh.node_counts, elements.first_layer, elements.clamped, slab.parts)
+    layers = elements.layers
+    numbers = (*elements.mesh.node_counts, layers.start, layers.stop, elements.clamped, slab.parts)
     sizes = (np.int64(start), np.int64(stop - start), *(np.int32(number) for number in numbers))
     uniform = np.int32(elements.factors.size == 0)
     starts = xp.empty(0, dtype=np.int64) if chunk_starts is None else chunk_starts
@@ -209,7 +220,8 @@ def _fill_on_cpu(
     values = arrays["values"].reshape(-1) if numbers else np.empty(0)
     blocks = elements.blocks.reshape(8, 8, dof * dof)
     factors, uniform = elements.factors, elements.factors.size == 0
-    of_elements = (blocks, factors, uniform, elements.first_layer, elements.clamped)
+    layers = elements.layers
+    of_elements = (blocks, factors, uniform, layers.start, layers.stop, elements.clamped)
     parts = (structure, numbers, columns, values)
     if layout is Layout.CHUNKS:
         assert chunk_starts is not None, "the widths of chunks are known"
@@ -249,12 +261,12 @@ def _connections_before(start: int, stop: int, nx: int, ny: int, nz: int) -> Arr
 
 @inlined
 def _sum_elements(
-    ix: int, iy: int, iz: int, jx: int, jy: int, jz: int, nx: int, ny: int, nz: int,
-    blocks: Array, factors: Array, uniform: bool, first_layer: int, clamped: bool, total: Array,
+    ix: int, iy: int, iz: int, jx: int, jy: int, jz: int, ny: int, nz: int,
+    blocks: Array, factors: Array, uniform: bool, first_layer: int, stop_layer: int, clamped: bool, total: Array,
 ) -> None:  # fmt: skip
     """Sum factor times element block over the elements that nodes i and j share, in the order of their numbers."""
     total[:] = 0.0
-    for ex in range(max(ix, jx, 1) - 1, min(ix, jx, nx - 2) + 1):
+    for ex in range(max(ix - 1, jx - 1, first_layer), min(ix, jx, stop_layer - 1) + 1):
         for ey in range(max(iy, jy, 1) - 1, min(iy, jy, ny - 2) + 1):
             for ez in range(max(iz, jz, 1) - 1, min(iz, jz, nz - 2) + 1):
                 a = (ix - ex) * 4 + (iy - ey) * 2 + (iz - ez)
@@ -274,7 +286,7 @@ def _sum_elements(
 def _fill_rows(
     begin: int, end: int, by_scalar_rows: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, before: Array,
     structure: bool, numbers: bool, columns: Array, values: Array,
-    blocks: Array, factors: Array, uniform: bool, first_layer: int, clamped: bool,
+    blocks: Array, factors: Array, uniform: bool, first_layer: int, stop_layer: int, clamped: bool,
 ) -> None:  # fmt: skip
     """Fill BSR arrays, or CSR arrays if ``by_scalar_rows``; only the positions of a block's scalars differ."""
     for row in range(begin, end):
@@ -293,7 +305,21 @@ def _fill_rows(
                         columns[before[row] + connection] = other
                     if numbers:
                         _sum_elements(
-                            ix, iy, iz, jx, jy, jz, nx, ny, nz, blocks, factors, uniform, first_layer, clamped, total
+                            ix,
+                            iy,
+                            iz,
+                            jx,
+                            jy,
+                            jz,
+                            ny,
+                            nz,
+                            blocks,
+                            factors,
+                            uniform,
+                            first_layer,
+                            stop_layer,
+                            clamped,
+                            total,
                         )
                     for r in range(dof):
                         entry = first + r * row_stride + connection * block_stride
@@ -309,7 +335,7 @@ def _fill_rows(
 def _fill_chunks(
     begin: int, end: int, half: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, starts: Array,
     structure: bool, numbers: bool, columns: Array, values: Array,
-    blocks: Array, factors: Array, uniform: bool, first_layer: int, clamped: bool,
+    blocks: Array, factors: Array, uniform: bool, first_layer: int, stop_layer: int, clamped: bool,
 ) -> None:  # fmt: skip
     """Fill chunks of HEIGHT nodes; ``half`` leaves out what is left of the diagonal."""
     scalars = dof * dof
@@ -336,13 +362,13 @@ def _fill_chunks(
                                 jx,
                                 jy,
                                 jz,
-                                nx,
                                 ny,
                                 nz,
                                 blocks,
                                 factors,
                                 uniform,
                                 first_layer,
+                                stop_layer,
                                 clamped,
                                 total,
                             )

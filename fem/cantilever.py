@@ -179,15 +179,20 @@ class Cantilever:
         chunks = -(-self.mesh.node_count // HEIGHT) + 1
         return 8 * (64 * self.dof**2 + math.prod(self.mesh.element_counts) * varies + chunks)
 
-    def row_maker(self, format_name: str = "bsr", device: Device | str = CPU) -> BoxRowMaker:
-        """Return what makes any rows of the matrix on a device, from 8 bytes an element that it holds there."""
+    def row_maker(
+        self, format_name: str = "bsr", device: Device | str = CPU, *, planes: slice | None = None
+    ) -> BoxRowMaker:
+        """Return what makes any rows of the matrix on a device, from 8 bytes an element that it holds there.
+
+        With ``planes`` of nodes, two or more, these are rows of the square of a rank: of its nodes, and its columns.
+        """
         device = Device.parse(device)
         with device.current():
             of = (self.mesh, self._element_matrix, self.material)
-            elements = BoxElements.of(*of, clamped=self.clamped, device=device)
+            elements = BoxElements.of(*of, planes=planes, clamped=self.clamped, device=device)
             starts = None
             if format_name in CHUNKED_FORMATS:
-                starts = device.asarray(chunk_starts(self.mesh, format_name))
+                starts = device.asarray(chunk_starts(elements.mesh, format_name))
         return BoxRowMaker(elements, format_name, device, starts)
 
     def rows(self, start: int, stop: int, format_name: str = "bsr", *, values_dtype: Any = np.float64) -> SparseMatrix:

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -71,6 +71,11 @@ class BoxMesh:
             raise InputError(f"lengths must be one or three positive numbers, not {self.lengths!r}")
         object.__setattr__(self, "nodes", nodes)
         object.__setattr__(self, "lengths", lengths)
+
+    def of_planes(self, planes: slice) -> Self:
+        """Return the mesh of some planes of nodes across the x axis, two or more, numbered from the first one on."""
+        count, (edge, *_), (_, *across) = planes.stop - planes.start, self.spacing, self.side_lengths
+        return type(self)((count, *self.node_counts[1:]), (edge * (count - 1), *across))
 
     @property
     def node_counts(self) -> tuple[int, int, int]:

@@ -363,8 +363,10 @@ class Experiment(Section):
             raise ValueError(
                 f"parallel: mpi gives each rank a part of the matrix and a device; leave out memory.{name}"
             )
-        if self.memory.matrix == "on_arrival":
-            raise ValueError("parallel: mpi stores each rank's part of the matrix; leave out memory.matrix")
+        if self.memory.matrix == "on_arrival" and self.memory.budget is None:
+            raise ValueError(
+                "parallel: mpi assembles on arrival what is streamed; give memory.budget, or leave out memory.matrix"
+            )
         if self.memory.precision != "float64":
             raise ValueError("parallel: mpi has no images in fewer digits; leave out memory.precision")
         if self.material.samples is not None:
@@ -398,8 +400,8 @@ class Experiment(Section):
 
     @property
     def on_arrival(self) -> bool:
-        """Whether the matrix is assembled where it is used; that of a rank is stored."""
-        return self.memory.on_arrival and self.parallel is None
+        """Whether the matrix is assembled where it is used; what a rank holds whole is assembled on the host."""
+        return self.memory.on_arrival and (self.parallel is None or self.memory.budget is not None)
 
     def changed(self, **sections: dict[str, Any]) -> Experiment:
         """Return an experiment with other values in some sections, which are not checked."""
@@ -409,8 +411,7 @@ class Experiment(Section):
     def of_planes(self, count: int) -> Experiment:
         """Return an experiment with ``count`` planes of nodes: its matrix has the pattern of the square of a rank with these."""
         _, *across = self.cantilever().mesh.node_counts
-        square = self.changed(model={"nodes": (count, *across)}, memory={"matrix": "stored"})
-        return square.model_copy(update={"parallel": None})
+        return self.changed(model={"nodes": (count, *across)}).model_copy(update={"parallel": None})
 
     @property
     def columns(self) -> int:

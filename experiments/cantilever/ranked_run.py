@@ -138,7 +138,7 @@ class RankedRun(SingleRun):
         couplings = couplings_of_rank(self.experiment, self.partition, self.communicator, self.device)
         path = self._checkpoint.parent / f"{self.folder.matrix.name}-of-rank-{self.communicator.rank}"
         with self.communicator.together():
-            store = open_rank_store(self.experiment, plan, self.own, path, self.reporter, resources)
+            store = open_rank_store(self.experiment, plan, self.own, self.device, path, self.reporter, resources)
             with self.reporter.stage("open"):
                 square = resources.enter_context(StreamedMatrix(store, self._budget(), device=self.device, plan=plan))
         return DistributedStreamedMatrix(square, couplings, self.communicator)

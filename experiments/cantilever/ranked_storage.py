@@ -18,7 +18,7 @@ from penstock.experiments.cantilever.matrix_storage import fill_disk, fill_memor
 from penstock.fem.assembly import CHUNKED_FORMATS, chunked_slab
 from penstock.spmv import BsrMatrix, Device, SparseMatrix
 from penstock.spmv.products.block_rows import csr_of
-from penstock.streaming import FileStore, HostStore, StreamPlan
+from penstock.streaming import MadeStore, Store, StreamPlan
 
 
 def planes_of(experiment: Experiment, rows: slice) -> slice:
@@ -61,11 +61,23 @@ def _with_rows_between(parts: list[Any], rows: int) -> SparseMatrix:
 
 
 def open_rank_store(
-    experiment: Experiment, plan: StreamPlan, own: slice, path: Path, reporter: Reporter, resources: ExitStack
-) -> HostStore | FileStore:
-    """Build a rank's square, subdivision by subdivision: in host memory for a GPU, at ``path`` on disk for a CPU."""
+    experiment: Experiment,
+    plan: StreamPlan,
+    own: slice,
+    device: Device,
+    path: Path,
+    reporter: Reporter,
+    resources: ExitStack,
+) -> Store:
+    """Build a rank's square, subdivision by subdivision: in host memory for a GPU, at ``path`` on disk for a CPU, or nowhere."""
+    if experiment.on_arrival:
+        with reporter.stage("assemble"):
+            planes = planes_of(experiment, own)
+            return MadeStore(
+                plan.index, experiment.cantilever().row_maker(plan.index.format_name, device, planes=planes)
+            )
     slabs = _slabs(experiment, plan, own)
-    if experiment.memory.device.startswith("cuda"):
+    if device.kind == "cuda":
         return resources.enter_context(fill_memory(slabs, plan.index, reporter))
     shutil.rmtree(path, ignore_errors=True)  # of a run that other ranks began
     resources.callback(shutil.rmtree, path, ignore_errors=True)

@@ -32,14 +32,16 @@ __device__ __forceinline__ long long connections_before(
 // Blocks of `dof` x `dof` of the rows of nodes `start` to `start + rows`; with `upper` those on and right of the diagonal only.
 //
 // element            [8][8][dof * dof]: its blocks, by the numbers 4 x + 2 y + z of two of its nodes
-// factors            [layers][ny - 1][nz - 1], of the layers of elements from `first_layer` on; none if all are 1
+// first_layer,
+// stop_layer         the layers of elements along x that there are: -1 and nx - 1 are shared with nodes of other planes
+// factors            [layers][ny - 1][nz - 1], of these layers; none if all are 1
 // chunk_starts       where the chunks of the whole matrix begin, in blocks, from the slab's first chunk on; for CHUNKS
 // clamped            the unknowns of the nodes with ix = 0 keep their diagonal, and all else in their rows and columns is 0
 // parts              which arrays are written: 1 offsets and indices, 2 values
 template <typename Value, typename Offset, int dof, int layout, bool upper>
 __global__ void __launch_bounds__(128) box_rows(
     const long long start, const long long rows, const int nx, const int ny, const int nz, const int first_layer,
-    const int clamped, const int parts, const double* __restrict__ element, const double* __restrict__ factors,
+    const int stop_layer, const int clamped, const int parts, const double* __restrict__ element, const double* __restrict__ factors,
     const int uniform, const long long* __restrict__ chunk_starts, Offset* __restrict__ offsets, int* __restrict__ columns,
     Value* __restrict__ values)
 {
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(128) box_rows(
 #pragma unroll
     for (int e = 0; e < AROUND; ++e) {
         const int ex = ix - 1 + (e >> 2), ey = iy - 1 + (e >> 1 & 1), ez = iz - 1 + (e & 1);
-        const bool exists = ex >= 0 && ey >= 0 && ez >= 0 && ex < nx - 1 && ey < ny - 1 && ez < nz - 1;
+        const bool exists = ex >= first_layer && ey >= 0 && ez >= 0 && ex < stop_layer && ey < ny - 1 && ez < nz - 1;
         around[e] = 0.0;  // adds nothing
         if (exists)
             around[e] = uniform ? 1.0 : factors[((long long)(ex - first_layer) * (ny - 1) + ey) * (nz - 1) + ez];

@@ -48,19 +48,21 @@ def _slabs(cantilever, name, values_dtype, count=1):
     return [(first, last, slab) for (first, last), slab in zip(itertools.pairwise(bounds), symbolic, strict=True)]
 
 
-def make(target, cantilever, name, values_dtype=np.float64, count=1, parts=("structure", "values")):
+def make(target, cantilever, name, values_dtype=np.float64, count=1, parts=("structure", "values"), planes=None):
     """Return the arrays of the slabs that a target makes, on the host."""
     device = Device("cuda") if target.name == "gpu" else Device("cpu")
     elements = BoxElements.of(
         cantilever.mesh,
         cantilever.law.stiffness(cantilever.mesh.spacing),
         cantilever.material,
+        planes=planes,
         clamped=cantilever.clamped,
         device=device,
     )
     fill = find_kernel("box_rows", "fill", target.device_kind)
     made = []
-    for start, stop, slab in _slabs(cantilever, name, values_dtype, count):
+    own = cantilever if planes is None else Cantilever(elements.mesh.node_counts, cantilever.dof)
+    for start, stop, slab in _slabs(own, name, values_dtype, count):
         arrays = {
             key: target.put(np.full(array.shape, 77, array.dtype))
             for key, array in slab.arrays().items()
@@ -129,3 +131,25 @@ def test_parts_are_made_alone(target, name):
     assert "values" not in structure
     for key, array in {**structure, **values}.items():
         assert array.tobytes() == whole[key].tobytes()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("material", [LognormalMaterial(1.0, 3), UniformMaterial()])
+@pytest.mark.parametrize("planes", [slice(0, 2), slice(2, 5), slice(5, 7), slice(0, 7)])
+def test_squares_of_ranks_have_the_bits_of_the_whole_matrix(target, name, material, planes):
+    cantilever = Cantilever((7, 3, 6), 3, 1.0, material)
+    plane = cantilever.unknowns // 7
+    own = slice(planes.start * plane, planes.stop * plane)
+    whole = cantilever.matrix("bsr").to_csr()
+    expected = whole[own, own]
+
+    [made] = make(target, cantilever, name, planes=planes)
+
+    like = Cantilever((planes.stop - planes.start, 3, 6), 3).matrix(name)
+    arrays = {key: array.astype(like.arrays()[key].dtype) for key, array in made.items()}
+    if "permutation" in like.arrays():
+        arrays["permutation"] = like.arrays()["permutation"]
+    square = type(like).from_arrays(like.shape, like.dtype, arrays, like.parameters()).to_csr()
+    assert (square != expected).nnz == 0
+    assert square.nnz == expected.nnz

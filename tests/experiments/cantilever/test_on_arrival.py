@@ -125,13 +125,15 @@ def test_a_gpu_assembles_on_arrival_unless_something_is_stored(memory, on_arriva
     assert described.on_arrival == on_arrival
 
 
-def test_ranks_store_their_parts():
-    described = Experiment.model_validate(
-        {**DESCRIBED, "memory": {"device": "cuda", "budget": "700 KiB"}, "parallel": "mpi"}
+def test_ranks_assemble_on_arrival_what_they_stream():
+    streams, holds = (
+        Experiment.model_validate({**DESCRIBED, "memory": {"device": "cuda", **memory}, "parallel": "mpi"})
+        for memory in ({"budget": "700 KiB"}, {})
     )
 
-    assert not described.on_arrival
-    assert not described.of_planes(9).on_arrival
+    assert streams.on_arrival
+    assert streams.of_planes(9).on_arrival
+    assert not holds.on_arrival
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_ranks_store_their_parts():
     [
         ({"memory": {"store": "matrix"}}, "store keeps a stored matrix"),
         ({"memory": {"devices": ["cuda:0", "cpu"]}}, "devices share a stored matrix"),
-        ({"parallel": "mpi"}, "stores each rank's part"),
+        ({"parallel": "mpi", "memory": {"budget": None}}, "assembles on arrival what is streamed"),
     ],
 )
 def test_what_needs_a_stored_matrix_is_refused(sections, message):

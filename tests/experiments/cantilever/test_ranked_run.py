@@ -115,6 +115,26 @@ def test_ranks_stream_their_rows_and_others_go_on(name, write, tmp_path):
     assert (folder / "timeline.json").exists()
 
 
+def test_ranks_assemble_their_rows_on_arrival_and_others_go_on(write, tmp_path):
+    folder, model = tmp_path / "out", {"nodes": [31, 6, 6]}
+    run_experiment(Experiment.model_validate({**CONTENT, "model": model}), tmp_path / "alone")
+    solver = {"preconditioner": "smoothed_aggregation", "maxiter": 3}
+    memory = {"budget": "200 KiB", "format": "symmetric_bsr", "matrix": "on_arrival"}
+
+    first = command(2, "run", write(parallel="mpi", model=model, solver=solver, memory=memory), "--output", folder)
+    second = command(3, "run", "--resume", folder, "--maxiter", "500")
+
+    assert (first.returncode, second.returncode) == (1, 0), first.stderr + second.stderr
+    found = result_of(folder)
+    assert found["converged"]
+    assert found["true_residual"] <= 1e-8
+    assert (found["ranks"], found["bytes_streamed"]) == (3, 0)
+    assert found["peak_budget_nbytes"] <= 200 << 10
+    assert "in their slots" in (folder / "plan.txt").read_text()
+    expected = field_of(tmp_path / "alone")
+    assert np.allclose(field_of(folder), expected, rtol=0, atol=1e-6 * abs(expected).max())
+
+
 def test_more_ranks_than_pairs_of_planes_do_not_stream(write, tmp_path):
     file = write(parallel="mpi", model={"nodes": [3, 4, 4]}, memory={"budget": "1 MiB"})
 

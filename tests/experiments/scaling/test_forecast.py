@@ -34,7 +34,8 @@ SOLVERS = {
 
 
 def experiment(nodes, solver, **memory):
-    content = {"model": {"nodes": list(nodes)}, "solver": solver, "memory": {"device": "cuda", **memory}}
+    memory = {"device": "cuda", "matrix": "stored", **memory}
+    content = {"model": {"nodes": list(nodes)}, "solver": solver, "memory": memory}
     return Experiment.model_validate(content)
 
 
