@@ -34,7 +34,7 @@ from penstock.fem import Cantilever
 from penstock.host.start import take_starting_seconds
 from penstock.solvers import IterationRecord, StopReason
 from penstock.solvers.image_solve import tried_with_image
-from penstock.spmv import Device, Operator, StoreError, SweptOperator
+from penstock.spmv import Operator, StoreError, SweptOperator
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 
 
@@ -84,7 +84,7 @@ class Run(ABC):
         """Open the system, solve and report, except for what all of this takes."""
         matrix, request = self._asked()
         if resume:
-            self.before = self._read_checkpoint(matrix.rows, request.device)
+            self.before = self._read_checkpoint(matrix.rows)
         reason, unfit = tried_with_image(lambda: self._run_with(matrix, request))
         if unfit is not None:
             self.reporter.text("Precision", f"float64 from here on: an image in fewer digits was tried, but {unfit}")
@@ -141,8 +141,9 @@ class Run(ABC):
 
     # Resuming
 
-    def _read_checkpoint(self, unknowns: int, device: Device) -> Checkpoint:
-        return read_checkpoint(self.folder.checkpoint, unknowns, device)
+    def _read_checkpoint(self, unknowns: int) -> Checkpoint:
+        """Read a checkpoint to the host, from where the solve takes it when it has its memory."""
+        return read_checkpoint(self.folder.checkpoint, unknowns)
 
     def _announce(self, placement: Placement) -> None:
         """Refuse to resume a run of another system or with other decisions, and write down the plan."""

@@ -17,7 +17,7 @@ from penstock.solvers.columns import BestIterate, Columns, ColumnSpace, Numbers
 from penstock.solvers.preconditioners import own_methods
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecord, StopReason
-from penstock.solvers.states import StateLayout, check_state
+from penstock.solvers.states import SavedState, StateLayout, check_state
 from penstock.spmv import Array, Operator, VectorSpace
 from penstock.spmv.registry import Registry
 from penstock.spmv.vectors.noise import noise
@@ -165,6 +165,10 @@ class Method(ABC):
     def advance(self, state: Any, iterations: int) -> StopReason | None:
         """Iterate; return why the columns that still run cannot go on, whose true residuals are computed then."""
 
+    def taken(self, state: Any) -> Any:
+        """Return a state whose arrays may be on the host, as those of a checkpoint are, on the device of the matrix."""
+        return state.on_device(self.problem.A.device) if isinstance(state, SavedState) else state
+
     def resume(self, state: Any) -> Any:
         """Resume from the state of an earlier call."""
         return state
@@ -218,6 +222,7 @@ class Method(ABC):
                 check_state(state, self.State, StateLayout(self.problem.b.shape, A.dtype, A.device))
                 if getattr(state, "system", None) is not None:
                     state.system.check_same(mark, self.problem.unit)
+            state = self.taken(state)
             self.columns.share(state)
             state = self.resume(state)
         state.system = mark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -129,6 +129,12 @@ class SavedState:
             return [StopReason[reason] if reason else None for reason in array.tolist()]
         return array.tolist()  # of a number, the number
 
+    def on_device(self, device: Device, *, but: tuple[str, ...] = ()) -> Self:
+        """Return this state, or if arrays are on the host and not on ``device`` one with them there, except for some."""
+        names = [name for name in (*self.vectors, *self.device_arrays) if name not in but]
+        elsewhere = [name for name in names if device.kind != "cpu" and isinstance(getattr(self, name), np.ndarray)]
+        return replace(self, **{name: device.asarray(getattr(self, name)) for name in elsewhere}) if elsewhere else self
+
     def shared_vectors(self) -> dict[str, Array]:
         """Return the vectors that the state has, by name: what ranks share out."""
         return {name: getattr(self, name) for name in self.vectors if getattr(self, name) is not None}
@@ -143,7 +149,10 @@ class StateLayout:
     device: Device
 
     def check(self, name: str, vectors: Any, *, columns: bool = True) -> None:
-        """Refuse an array of another shape, type or device, with NaN or Inf, or read-only; ``columns``: as many as iterates."""
+        """Refuse an array of another shape or type, with NaN or Inf, or read-only; ``columns``: as many as iterates.
+
+        Arrays may be on the host where the matrix is not.
+        """
         shape, dtype = getattr(vectors, "shape", None), getattr(vectors, "dtype", None)
         fits = shape == self.shape if columns else shape is not None and (len(shape), shape[0]) == (2, self.shape[0])
         if not fits or dtype != self.dtype:
@@ -152,11 +161,12 @@ class StateLayout:
                 f"{name} of the state has shape {shape} and type {dtype}, but this system needs {expected} and {self.dtype}; "
                 "resume with the system that it came from"
             )
-        if isinstance(vectors, np.ndarray) != (self.device.kind == "cpu"):
-            raise InputError(f"{name} of the state is not on the device of the matrix, {self.device}")
+        on_host = isinstance(vectors, np.ndarray)
+        if not on_host and self.device.kind == "cpu":
+            raise InputError(f"{name} of the state is on a GPU, and the matrix is not")
         if not getattr(vectors.flags, "writeable", True):
             raise InputError("the state is read-only, but a solve changes it in place; give a copy.deepcopy of it")
-        check_finite(f"{name} of the state", vectors, self.device)
+        check_finite(f"{name} of the state", vectors, CPU if on_host else self.device)
 
 
 def check_numbers(

@@ -113,6 +113,15 @@ class Device:
         else:
             array.set(source, stream=self.xp.cuda.get_current_stream())
 
+    def fill(self, array: Array, source: Array) -> None:
+        """Overwrite an array of this device with one of the same shape and type, of this device or of the host."""
+        if self.kind == "cpu" or not isinstance(source, np.ndarray):
+            array[...] = source
+        elif can_be_staged(source):
+            copy_to_gpu(source, array)
+        else:
+            self.copy_to_device(source, array)
+
     def current(self) -> AbstractContextManager[Any]:
         """Return a context in which CuPy allocates and launches on this device.
 

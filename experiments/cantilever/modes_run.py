@@ -22,7 +22,7 @@ from penstock.experiments.reporting.modes_checkpoint import read_modes_checkpoin
 from penstock.fem import write_vtkhdf_series
 from penstock.solvers import ModesRecord, StopReason
 from penstock.solvers.eigen.result import Modes
-from penstock.spmv import CPU, Array, Device, StoreError
+from penstock.spmv import CPU, Array, StoreError
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 
 # Settings on which the modes depend.
@@ -35,7 +35,7 @@ _MOST_ITERATIONS = 1000
 class ModesRun(SingleRun):
     """A run of a cantilever whose lowest modes are found."""
 
-    def _read_checkpoint(self, unknowns: int, device: Device) -> Checkpoint:
+    def _read_checkpoint(self, unknowns: int) -> Checkpoint:
         state, settings, seconds = read_modes_checkpoint(self.folder.checkpoint, unknowns)
         return Checkpoint(state, seconds=seconds, settings=settings)
 

@@ -31,7 +31,7 @@ from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.host.scratch import scratch_folder
 from penstock.solvers import CoarseBlockCgState, CoarseCgState
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
-from penstock.spmv import CPU, Array, Device, InputError, Operator
+from penstock.spmv import Array, InputError, Operator
 from penstock.streaming import StreamedMatrix, StreamPlan
 
 _PASSED_NBYTES = 256 << 20  # of the solution, from a rank to the first one at once
@@ -166,18 +166,17 @@ class RankedRun(SingleRun):
         counts = (planes.stop - planes.start, *mesh.node_counts[1:])
         return self.experiment.solver.spec(size).with_nodes(lambda: mesh.coordinates(planes), counts)
 
-    def _read_checkpoint(self, unknowns: int, device: Device) -> Checkpoint:
+    def _read_checkpoint(self, unknowns: int) -> Checkpoint:
         """Read a checkpoint, which any number of ranks may have written, and take this rank's rows."""
         with self.communicator.together():
-            whole = read_checkpoint(self._checkpoint, unknowns, CPU)
+            whole = read_checkpoint(self._checkpoint, unknowns)
         if isinstance(whole.state, CoarseCgState | CoarseBlockCgState):
             # Other ranks have other aggregates.
             same = whole.ranks == self.rank_count
-            state = whole.state.on(self.device) if same else whole.state.without_coarse_parts()
-            whole = dataclasses.replace(whole, state=state)
+            whole = whole if same else dataclasses.replace(whole, state=whole.state.without_coarse_parts())
         if whole.ranks != self.rank_count:  # other ranks have larger or smaller squares, which are cut in another way
             self.experiment = self.experiment.changed(memory={"subdivisions": None, "slots": None})
-        return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own].copy()))
+        return self._with_vectors(whole, lambda rows: rows[self.own].copy())
 
     def _is_due(self, seconds: float) -> bool:
         """Return whether a checkpoint is due by the clock of the first rank."""

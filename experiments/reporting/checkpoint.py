@@ -17,7 +17,7 @@ from penstock.experiments.reporting.atomic import write_file
 from penstock.files.arrays import ArrayArchive
 from penstock.solvers import SOLVERS, SavedState
 from penstock.solvers.states import StateLayout, check_counts, check_numbers, check_state
-from penstock.spmv import Device, InputError, StoreError
+from penstock.spmv import CPU, InputError, StoreError
 
 #: The state of any registered method: a :class:`SavedState`.
 SolverState = Any
@@ -126,10 +126,10 @@ def checksum(contents: Mapping[str, np.ndarray[Any, Any]]) -> int:
     return checksum
 
 
-def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
-    """Read a checkpoint to the device, or raise an InputError if it is damaged or of another number of unknowns."""
+def read_checkpoint(path: Path, unknowns: int) -> Checkpoint:
+    """Read a checkpoint to the host, or raise an InputError if it is damaged or of another number of unknowns."""
     with read_sealed(path) as data:
-        checkpoint = _read(data, device)
+        checkpoint = _read(data)
         checkpoint.check()
         if checkpoint.state.system is None:  # type: ignore[union-attr]
             raise InputError("it does not say which system it is of")
@@ -138,16 +138,16 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
             raise InputError(f"it holds vectors of another length than the {unknowns} unknowns of this run")
         if x.dtype not in (np.float64, np.float32) or x.ndim > 2:
             raise InputError(f"it holds iterates of type {x.dtype} and shape {x.shape}")
-        check_state(checkpoint.state, type(checkpoint.state), StateLayout(x.shape, x.dtype, device))
+        check_state(checkpoint.state, type(checkpoint.state), StateLayout(x.shape, x.dtype, CPU))
     return checkpoint
 
 
-def _read(data: Mapping[str, np.ndarray[Any, Any]], device: Device) -> Checkpoint:
+def _read(data: Mapping[str, np.ndarray[Any, Any]]) -> Checkpoint:
     """Return the checkpoint from its contents."""
     kind: Any = SOLVERS[str(data["solver"])].State
     sweeps, bytes_streamed, direction, ranks = data["spent"].tolist()
     seconds, settings = float(data["spent_seconds"]), json.loads(str(data["settings"]))
-    return Checkpoint(kind.from_arrays(data, device), sweeps, bytes_streamed, seconds, direction, ranks, settings)
+    return Checkpoint(kind.from_arrays(data, CPU), sweeps, bytes_streamed, seconds, direction, ranks, settings)
 
 
 def check_settings(before: dict[str, Any], now: dict[str, Any], advice: str) -> None:

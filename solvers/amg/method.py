@@ -40,7 +40,7 @@ from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, GOING_ON, StopReason
 from penstock.solvers.states import SavedState, StateLayout, check_all, check_numbers
-from penstock.spmv import Array, Device, InputError
+from penstock.spmv import Array, InputError
 
 # Iterations without halving the smallest residual before, after which a solve stagnates.
 _PATIENCE = 500
@@ -103,11 +103,6 @@ class CoarseState(SavedState):
     def has_coarse_parts(self) -> bool:
         """Whether the state knows its coarse parts."""
         return len(self.rho) > 0
-
-    def on(self, device: Device) -> Self:
-        """Return the state with its coarse parts on a device."""
-        c, p_c, h, rho = (device.asarray(part) for part in (self.c, self.p_c, self.h, self.rho))
-        return replace(self, c=c, p_c=p_c, h=h, rho=rho)
 
     def without_coarse_parts(self) -> Self:
         """Return what another coarse level can go on with."""
@@ -235,6 +230,10 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             self.columns.append(self.problem.b_norms)
         return state
 
+    def taken(self, state: AnyState) -> AnyState:
+        """Return a state with its arrays on the device of the matrix, except for x and y, which have a place there."""
+        return state.on_device(self.problem.A.device, but=("x", "y"))
+
     def resume(self, state: AnyState) -> AnyState:
         """Compute again what the last sweep of the state's solve left; the tolerance may be another one."""
         problem, columns, done = self.problem, self.columns, state.iteration
@@ -242,7 +241,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             return self.start(None)
         if not state.has_coarse_parts:
             before = columns.histories
-            anew = self.start(state.x.copy())
+            anew = self.start(self.problem.A.device.asarray(state.x).copy())
             for old, new in zip(before, columns.histories, strict=True):
                 new[:0] = old[:done]
             anew.iteration = done
@@ -252,7 +251,9 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
                 f"the state has {len(state.rho)} unknowns of the coarse level, and this one {len(self._sweep.g)}; resume with "
                 "the coarse level that it came from, or with state.without_coarse_parts()"
             )
-        iterates = state.x.copy()
+        iterates = (
+            state.x if isinstance(state.x, np.ndarray) and self.problem.A.device.kind != "cpu" else state.x.copy()
+        )
         state.x, state.y = self._sweep.take_up(state.x, state.y, widened=state.widened)
         stopped = [reason not in GOING_ON for reason in columns.reasons]
         state.curvatures = np.where(stopped, 0.0, state.curvatures)
@@ -267,6 +268,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         if columns.are_recorded(_gaps(columns.residuals, norms), state.x):
             return state
         # Another coarse level, such as an earlier version made of the same coordinates, goes on from the iterates of the system.
+        iterates = problem.A.device.asarray(iterates)
         residuals = self.space.norms(problem.true_residual(iterates, problem.A.device.xp.empty_like(iterates)))
         columns.check_recorded(_gaps(residuals, norms), iterates)
         for history in columns.histories:

@@ -60,11 +60,12 @@ class CoarseSweep:
         return {"x": self.x, "y": self.y, "p": self.problem.A.device.xp.zeros_like(self.y), **coarse}
 
     def take_up(self, x: Array, y: Array, *, widened: bool) -> tuple[Array, Array]:
-        """Go on where another solve ended, with a copy of its x and y, and repeat its last sweep."""
+        """Go on where another solve ended, with a copy of its x and y, perhaps from the host, and repeat its last sweep."""
         if widened:
             self.widen()
         self._turn_back()
-        self.x[...], self.y[...] = x, y
+        for own, other in ((self.x, x), (self.y, y)):
+            self.problem.A.device.fill(own, other)
         return self.x, self.y
 
     def start(self, x0: Array | None, c: Array, rho: Array) -> None:

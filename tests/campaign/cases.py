@@ -32,7 +32,7 @@ from penstock.fem import Cantilever
 from penstock.files.registry import read_matrix
 from penstock.solvers import block_cg, cg
 from penstock.solvers.preconditioner_spec import preconditioner_spec
-from penstock.spmv import CPU, PenstockError, StoreError, format_named
+from penstock.spmv import PenstockError, StoreError, format_named
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
 from penstock.streaming.testing import FaultyStore
 
@@ -133,7 +133,7 @@ def checkpoint(seed: int, base: Path) -> str:
     name = rng.choice(["one", "many"])
     content = (base / f"{name}.npz").read_bytes()
     path.write_bytes((mutations.altered_checkpoint if rng.random() < 0.7 else mutations.altered_archive)(content, rng))
-    state = read_checkpoint(path, BEAM.unknowns, CPU).state
+    state = read_checkpoint(path, BEAM.unknowns).state
     x = np.load(base / "b.npy")
     A, B = BEAM.matrix(), x if name == "one" else np.stack([x, x[::-1]], axis=1)
     M = preconditioner_spec("jacobi").build(A)

@@ -14,7 +14,7 @@ from penstock.fem import Cantilever
 from penstock.solvers import METHODS, absolute_jacobi, minres
 from penstock.solvers.minres import MinimumResiduals
 from penstock.solvers.problem import LinearProblem
-from penstock.spmv import CPU, as_operator
+from penstock.spmv import as_operator
 from penstock.streaming import HostStore, StreamedMatrix
 
 RNG = np.random.default_rng(8)
@@ -100,7 +100,7 @@ def test_a_resumed_solve_is_the_uninterrupted_one_bit_for_bit(columns, tmp_path)
     whole = minres(A, b, M="absolute_jacobi", rtol=1e-10)
     part = minres(A, b, M="absolute_jacobi", rtol=1e-10, maxiter=17)
     write_checkpoint(tmp_path / "checkpoint.npz", Checkpoint(part.state))
-    state = read_checkpoint(tmp_path / "checkpoint.npz", A.shape[0], CPU).state
+    state = read_checkpoint(tmp_path / "checkpoint.npz", A.shape[0]).state
     resumed = minres(A, b, M="absolute_jacobi", rtol=1e-10, state=state)
     assert resumed.iterations == whole.iterations
     assert np.array_equal(resumed.x, whole.x)

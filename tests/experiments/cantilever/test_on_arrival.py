@@ -108,6 +108,33 @@ def test_an_image_may_still_be_asked_for(tmp_path):
     assert result_of(auto)["precision"] == "float64"  # what an image saves is the link
 
 
+@pytest.mark.gpu
+def test_a_resumed_run_needs_no_more_memory_than_one_from_the_start(tmp_path):
+    """The vectors of a checkpoint wait on the host until the solve has its own."""
+    cupy = pytest.importorskip("cupy")
+    pool, unknowns = cupy.get_default_memory_pool(), 3 * 65**3
+    changes = {
+        "model": {"nodes": 65},
+        "solver": {"options": {"keep_vectors": False}},
+        "memory": {"device": "cuda", "budget": "32 MiB"},
+    }
+
+    def peak(run):
+        pool.free_all_blocks()
+        before = pool.total_bytes()
+        outcome = run()
+        return outcome, pool.total_bytes() - before
+
+    whole, of_whole = peak(lambda: run_experiment(experiment(**changes), tmp_path / "whole"))
+    changes["solver"]["maxiter"] = 3
+    run_experiment(experiment(**changes), tmp_path / "stopped")
+    resumed, of_resumed = peak(lambda: resume_experiment(tmp_path / "stopped", maxiter=500))
+
+    assert result_of(resumed.folder)["converged"]
+    assert np.allclose(field(resumed.folder), field(whole.folder), rtol=0, atol=1e-7)
+    assert of_resumed < of_whole + 8 * unknowns  # less than one vector more
+
+
 @pytest.mark.parametrize(
     ("memory", "on_arrival"),
     [

@@ -10,7 +10,7 @@ from penstock.experiments.reporting import checkpoint as module
 from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.fem import Cantilever
 from penstock.solvers import SavedState, block_cg, cg, chebyshev, jacobi, minres, smoothed_aggregation
-from penstock.spmv import CPU, InputError, StoreError
+from penstock.spmv import InputError, StoreError
 
 BEAM = Cantilever(nodes=(9, 4, 4), dof=3)
 
@@ -40,7 +40,7 @@ def test_every_state_is_read_as_it_was_written(A, tmp_path):
     settings = {"model": {"nodes": [9, 4, 4]}, "load": {"magnitude": 0.1}}
     for state in states(A):
         write_checkpoint(tmp_path / "c.npz", Checkpoint(state, 4, 5, 0.25, -1, 2, settings))
-        read = read_checkpoint(tmp_path / "c.npz", BEAM.unknowns, CPU)
+        read = read_checkpoint(tmp_path / "c.npz", BEAM.unknowns)
 
         assert (read.sweeps, read.bytes_streamed, read.seconds, read.direction, read.ranks) == (4, 5, 0.25, -1, 2)
         assert read.settings == settings
@@ -95,14 +95,14 @@ def test_contents_that_cannot_be_are_refused_even_with_a_checksum_that_fits(cont
         contents[name] = change(contents[name])
 
     with pytest.raises(InputError, match=f"cannot be resumed from: .*{told}"):
-        read_checkpoint(written(tmp_path / "c.npz", contents), BEAM.unknowns, CPU)
+        read_checkpoint(written(tmp_path / "c.npz", contents), BEAM.unknowns)
 
 
 def test_a_changed_number_does_not_match_the_checksum(contents, tmp_path):
     contents["p"] = contents["p"] * (1 + 1e-15)
 
     with pytest.raises(InputError, match="does not match its checksum; start the run anew"):
-        read_checkpoint(written(tmp_path / "c.npz", contents, checksum=False), BEAM.unknowns, CPU)
+        read_checkpoint(written(tmp_path / "c.npz", contents, checksum=False), BEAM.unknowns)
 
 
 def test_python_objects_and_missing_arrays_are_refused(contents, tmp_path):
@@ -112,13 +112,13 @@ def test_python_objects_and_missing_arrays_are_refused(contents, tmp_path):
     del whole["r"]
 
     with pytest.raises(InputError, match="Python objects, which could run code"):
-        read_checkpoint(tmp_path / "objects.npz", BEAM.unknowns, CPU)
+        read_checkpoint(tmp_path / "objects.npz", BEAM.unknowns)
     with pytest.raises(InputError, match=r"cannot be resumed from: .*'r'"):
-        read_checkpoint(written(tmp_path / "c.npz", dict(whole)), BEAM.unknowns, CPU)
+        read_checkpoint(written(tmp_path / "c.npz", dict(whole)), BEAM.unknowns)
     whole["r"] = whole["p"]
     del whole["b_norms"]
     with pytest.raises(InputError, match="cannot be resumed from: it does not say which system it is of"):
-        read_checkpoint(written(tmp_path / "c.npz", whole), BEAM.unknowns, CPU)
+        read_checkpoint(written(tmp_path / "c.npz", whole), BEAM.unknowns)
 
 
 #: A solve of three iterations by each method, as the version of 2026-11-22 (188e6db) wrote it.
@@ -137,9 +137,9 @@ def old_solve(name):
 
 @pytest.mark.parametrize("name", ["cg", "block_cg", "coarse_cg", "coarse_block_cg"])
 def test_a_checkpoint_of_an_older_version_is_read_and_resumed_bit_for_bit(name, tmp_path):
-    old = read_checkpoint(OLD / f"{name}.npz", OLD_BEAM.unknowns, CPU)
+    old = read_checkpoint(OLD / f"{name}.npz", OLD_BEAM.unknowns)
     write_checkpoint(tmp_path / "new.npz", old)
-    new = read_checkpoint(tmp_path / "new.npz", OLD_BEAM.unknowns, CPU)
+    new = read_checkpoint(tmp_path / "new.npz", OLD_BEAM.unknowns)
 
     with np.load(OLD / f"{name}.npz") as before, np.load(tmp_path / "new.npz") as after:
         assert set(before) == set(after)
