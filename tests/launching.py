@@ -15,5 +15,6 @@ def launch(ranks, *command, timeout=290):
     threads = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     # Ranks share cores: one that waits lets the others compute instead of asking for messages all the time (of MPICH).
     patience = {"MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1", "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "100"}
-    environment = {**os.environ, **threads, **patience}
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **threads, **patience, "PYTHONPATH": path}
     return subprocess.run(launched, capture_output=True, text=True, timeout=timeout, env=environment)

@@ -99,14 +99,14 @@ def coarsen(
     # The sum is 1 plus the couplings. Levels that are not stored keep all unknowns of a coarse matrix.
     free = sums >= 1.0 + _DECOUPLED if finest or stored else None
     groups = _group_inverses(A, ties=finest) if grouped and stored else None
-    if grouped and not stored:
+    if grouped and not stored and not communicator.largest(float(count == 0)):
         known = modes_of(count, size, modes, points, A.device)
         if (of_parts := _of_parts(A, diagonal, known, free, nodes, smoothing, grouped, measuring)) is not None:
             return of_parts
         del known
     by_strength = stored and points is None and aggregates is None
     jumps = None
-    if finest and aggregates is None and not stored and communicator.size == 1:
+    if finest and aggregates is None and not stored and not communicator.largest(float(count == 0)):
         jumps = strong_aggregates(A, norms, size, _columns_of(size, modes, points), nodes, smoothing)
     del norms
     find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
@@ -138,15 +138,17 @@ def _of_parts(
     grouped: Grouped, measuring: dict[str, Any],
 ) -> CoarseLevel | None:  # fmt: skip
     """Return the level of lines of nodes, or of groups unless only ``"lines"`` are wanted; None if there are neither."""
-    size = int(diagonal.blocks.shape[1])
+    size, communicator = int(diagonal.blocks.shape[1]), communicator_of(A)
     if (lines := line_space(A, scales_of(diagonal), nodes, smoothing, **measuring)) is not None:
-        T: Tentative = StoredTentative(known, free, lines.aggregates, size, A.device)
-        return _coarsened(A, diagonal, lines.high, T, smoothing, lines.D)
+        with communicator.together():
+            T: Tentative = StoredTentative(known, free, lines.aggregates, size, A.device)
+        return _coarsened(A, diagonal, lines.high, shared(T, communicator), smoothing, lines.D)
     if grouped == "lines" or (space := local_space(A, diagonal, known, smoothing, **measuring)) is None:
         return None
-    padded = StoredTentative(space.modes, free, space.aggregates, size, A.device)
-    T = padded if space.columns is None else PackedTentative(padded, space.columns, space.piece)
-    return _coarsened(A, diagonal, space.high, T, smoothing, space.D, known=space.known)
+    with communicator.together():
+        padded = StoredTentative(space.modes, free, space.aggregates, size, A.device)
+        T = padded if space.columns is None else PackedTentative(padded, space.columns, space.piece)
+    return _coarsened(A, diagonal, space.high, shared(T, communicator), smoothing, space.D, known=space.known)
 
 
 def _columns_of(size: int, modes: Array | None, points: Array | GridPoints | None) -> int:

@@ -58,15 +58,15 @@ def coarse_matrix(
     With ``of``, a matrix M that couples no unknowns that A does not couple, it is ``P^T M P``; not on ranks.
     """
     wave = GalerkinWave(T, D, [step.a for step in steps], of, aside=isinstance(A, SparseMatrix))
-    boundary = Boundary.of(A, T.block_size)
+    boundary, bounds = Boundary.of(A, T.block_size), getattr(D, "row_bounds", None)
     if boundary is None:
-        visit_rows(A, T.block_size, wave.add, getattr(D, "row_bounds", None))
+        visit_rows(A, T.block_size, wave.add, bounds)
         return wave.finish()
     together = boundary.communicator.together
     border = boundary.exchange(T.rows)
     with together():  # what fails on one rank, for want of memory or of a disk, ends all
         wave.add_border(0, border)
-        visit_rows(A, T.block_size, lambda rows: wave.add(boundary.widened(rows), rows.reach))
+        visit_rows(A, T.block_size, lambda rows: wave.add(boundary.widened(rows), rows.reach), bounds)
     for stage in range(1, len(steps) + 1):
         border = boundary.exchange(partial(wave.formed, stage))
         with together():

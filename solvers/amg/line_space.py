@@ -25,6 +25,7 @@ from penstock.solvers.amg.links import STRONG, lines_of, links_between
 from penstock.solvers.amg.matrix_rows import bounds_within, row_bounds_of, visit_rows
 from penstock.solvers.chebyshev import largest_eigenvalue
 from penstock.spmv import Array, Operator, device_of
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64, row_numbers
 
@@ -55,6 +56,8 @@ class LineSpace:
 def line_space(A: Operator, scales: Array, nodes: int, smoothing: int, **measuring: Any) -> LineSpace | None:
     """Return what a coarse level of lines is made of, in about four sweeps; None if few nodes are on lines, after one.
 
+    Lines and aggregates do not cross ranks that share A. Collective.
+
     Parameters
     ----------
     A : Operator
@@ -70,7 +73,8 @@ def line_space(A: Operator, scales: Array, nodes: int, smoothing: int, **measuri
     if found is None:
         return None
     D, segments, of_line = found
-    aggregates = _aggregates(A, scales, segments, of_line, nodes, smoothing)
+    with communicator_of(A).together():
+        aggregates = _aggregates(A, scales, segments, of_line, nodes, smoothing)
     return LineSpace(D, largest_eigenvalue(A, D, **measuring), aggregates)
 
 
@@ -92,8 +96,11 @@ def _lines(A: Operator, scales: Array, size: int, side: float) -> tuple[LineFact
             numbers.append((segment + segments, first + lines))
             lines, segments = lines + parts[-1].count, segments + len(first)
 
-    visit_rows(A, size, visit, bounds)
-    if on_lines < WORTH_WHILE * (A.shape[0] // size):
+    communicator = communicator_of(A)
+    with communicator.together():
+        visit_rows(A, size, visit, bounds)
+    of_ranks, nodes = communicator.total(np.array([on_lines, A.shape[0] // size], dtype=np.float64))
+    if of_ranks < WORTH_WHILE * nodes:
         return None
     of_node, of_segment = (xp.concatenate([pair[k] for pair in numbers]) for k in range(2))
     grouped = Aggregates(A.device.to_host(of_node).astype(np.int32), count=segments)

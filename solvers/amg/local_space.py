@@ -29,11 +29,12 @@ from penstock.solvers.amg.group_growth import Couplings, couplings, grown_groups
 from penstock.solvers.amg.group_inverses import size_classes
 from penstock.solvers.amg.group_matching import matched_groups
 from penstock.solvers.amg.links import inverse_roots
-from penstock.solvers.amg.matrix_rows import bounds_within, row_bounds_of, visit_rows
+from penstock.solvers.amg.matrix_rows import bounds_within, own_part_of, row_bounds_of, visit_rows
 from penstock.solvers.amg.tentative import StoredTentative
 from penstock.solvers.chebyshev import largest_eigenvalue
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, Operator, VectorSpace
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_of
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
@@ -92,29 +93,34 @@ def local_space(
     """Return what a coarse level of groups is made of, in about seven sweeps.
 
     None if there is no memory for it, where the factors of D would leave the range of float32, or where the coarse matrix would
-    not be smaller than A.
+    not be smaller than A. Groups and aggregates do not cross ranks that share A. Collective.
 
     ``known``, (n, modes), is the near-null space; ``measuring`` are options of :func:`largest_eigenvalue`.
     """
-    size, xp = int(diagonal.blocks.shape[1]), A.device.xp
+    size, xp, communicator = int(diagonal.blocks.shape[1]), A.device.xp, communicator_of(A)
     most, vectors = _group_nodes_and_vectors(A, size)
     if not most:
         return None
     scales = scales_of(diagonal)
-    if not (float(scales.min()) > _SMALL and float(scales.max()) < 1.0 / _SMALL):  # factors in float32 would overflow
+    in_range = float(scales.min()) > _SMALL and float(scales.max()) < 1.0 / _SMALL
+    if communicator.largest(float(not in_range)):  # factors in float32 would overflow
         return None
-    D, entries = _group_factors(A, scales, size, most)
+    with communicator.together():
+        D, entries = _group_factors(A, scales, size, most)
     high = largest_eigenvalue(A, D, **measuring)
-    graph = _graph_of_groups(A, D, size)
+    with communicator.together(), own_part_of(A) as own:
+        graph = _graph_of_groups(own, D, size)
     sums = RelaxedVectors(A, D, high, known, scales, vectors)
-    chosen = best_aggregates(graph, sums, high, smoothing, int(_BUDGET * entries))
-    if chosen.entries > _TOO_MANY * entries:
+    with communicator.together():
+        chosen = best_aggregates(graph, sums, high, smoothing, int(_BUDGET * entries))
+    of_coarse, of_fine = communicator.total(np.array([chosen.entries, entries], dtype=np.float64))
+    if of_coarse > _TOO_MANY * of_fine:
         return None
     of_node = xp.asarray(chosen.of_group)[D.of_node]
     modes = sums.with_columns(of_node, chosen.coefficients)
     aggregates = Aggregates(A.device.to_host(of_node), count=len(chosen.columns))
-    alike = bool((chosen.columns == sums.known).all())
-    return LocalSpace(D, high, aggregates, modes, sums.known, None if alike else chosen.columns, sums.piece)
+    differ = communicator.largest(float((chosen.columns != sums.known).any())) > 0
+    return LocalSpace(D, high, aggregates, modes, sums.known, chosen.columns if differ else None, sums.piece)
 
 
 def scales_of(diagonal: DiagonalBlocks) -> Array:
@@ -127,7 +133,8 @@ def _group_nodes_and_vectors(A: Operator, size: int) -> tuple[int, int]:
     """Return how many nodes a group may have in the free memory, and random vectors; 0 nodes if even small groups do not fit."""
     free = A.device.free_nbytes() // 2
     for unknowns, vectors in _CHOICES:
-        if (2 * unknowns + 8 * (4 * vectors + _SETUP_NUMBERS)) * A.shape[0] <= free:
+        exceeds = (2 * unknowns + 8 * (4 * vectors + _SETUP_NUMBERS)) * A.shape[0] > free
+        if not communicator_of(A).largest(float(exceeds)):
             return min(_GROUP_NODES, unknowns // size), vectors
     return 0, 0
 
@@ -244,16 +251,19 @@ class RelaxedVectors:
 
 def _relaxed(A: Operator, D: GroupFactors, high: float, scales: Array, vectors: int) -> tuple[Array, Array]:
     """Return ``f(D A) R`` for random vectors R, and its product with A: Clenshaw's recurrence for a Chebyshev series."""
-    xp, n = A.device.xp, A.shape[0]
+    xp, n, space = A.device.xp, A.shape[0], VectorSpace.of(A)
+    before, of_all = space.communicator.before(n), space.length(n)
     first, *middle, last = _series(lambda t: (t + _RELAXED**-2.0) ** -0.5 / (1.0 + (_CUT * t) ** 2), _RELAXED)
-    R = xp.stack([noise(A.device, column * n, n) for column in range(vectors)], axis=1) * scales.reshape(-1, 1)
-    v, before, image = last * R, xp.zeros_like(R), xp.zeros_like(R)
+    R = xp.stack([noise(A.device, column * of_all + before, n) for column in range(vectors)], axis=1) * scales.reshape(
+        -1, 1
+    )
+    v, other, image = last * R, xp.zeros_like(R), xp.zeros_like(R)
     step = RecurrenceStep(-4.0 / high, -2.0, -1.0, driven=False)
     steps = [replace(step, adds=factor) for factor in reversed(middle)]
     steps += [RecurrenceStep(-2.0 / high, -1.0, -1.0, driven=False, adds=first), PRODUCT]
-    recurrence = Recurrence(steps, v, before, R, D, image, VectorSpace.of(A), added=R, repeats=False)
+    recurrence = Recurrence(steps, v, other, R, D, image, space, added=R, repeats=False)
     product = recurrence.run(A)
-    return (before if product is v else v), product
+    return (other if product is v else v), product
 
 
 def _series(f: Callable[[Any], Any], degree: int) -> list[float]:

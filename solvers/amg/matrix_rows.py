@@ -114,8 +114,20 @@ def visit_rows(
 
 def row_bounds_of(A: Operator) -> tuple[int, ...]:
     """Return the rows at which those begin that are advanced together, and the end: subdivisions of a streamed matrix."""
+    if isinstance(A, IsSharedOut):
+        return row_bounds_of(A.square)
     bounds = A.row_bounds if isinstance(A, SweptOperator) else None
     return (0, A.shape[0]) if bounds is None else tuple(bounds)
+
+
+@contextmanager
+def own_part_of(A: Operator) -> Iterator[Operator]:
+    """Hand out the square of a rank's rows, which may be swept meanwhile, or the matrix itself where no ranks share it."""
+    if isinstance(A, IsSharedOut):
+        with _turned_back(A):
+            yield A.square
+    else:
+        yield A
 
 
 def bounds_within(rows: BlockRows, bounds: Sequence[int], block_size: int) -> list[int]:

@@ -222,8 +222,8 @@ def smoothed_aggregation(
         Whether D and aggregates are made of what is coupled strongly: of lines of nodes across flat elements, where there are
         many, or else of groups of nodes, with further columns of T where the near-null space misses slow modes, for jumps and
         ties. Lines take about two more sweeps in the set-up; groups take six and many times as long, and up to 200 bytes of D for
-        an unknown. With ``"lines"`` nodes are not grouped if there are no lines. Not where ``aggregates`` are given, and not on
-        several ranks.
+        an unknown. With ``"lines"`` nodes are not grouped if there are no lines. Not where ``aggregates`` are given. Lines and
+        groups do not cross ranks.
 
     Raises
     ------
@@ -247,8 +247,6 @@ def smoothed_aggregation(
     with communicator.together():
         size = block_size_of(operator) if block_size == "auto" else int(block_size)
         check_parts(aggregates, grouped)
-        if grouped and aggregates is None and communicator.size > 1:
-            raise InputError("nodes are not grouped where ranks share a matrix; leave grouped=False")
         _check_numbers(operator, size, aggregate_nodes, smoothing, degree, rounds)
     size = int(communicator.largest(float(size)))  # a rank without rows may not know the blocks
     with operator.device.current():

@@ -12,6 +12,7 @@ from penstock.solvers.amg.aggregates import Aggregates, graph_aggregates
 from penstock.solvers.amg.matrix_rows import visit_rows
 from penstock.solvers.amg.strength import STRONG, count_strong, strong_among
 from penstock.spmv import Array, Operator
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64
 
@@ -33,6 +34,8 @@ def stiffness_jumps(norms: Array) -> bool:
 def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: int, radius: int) -> Aggregates | None:
     """Return aggregates by strong couplings in one sweep; None if the stiffness does not jump, or if they are too small.
 
+    Of ranks that share A each aggregates its own nodes by the couplings between these, if the stiffness jumps on any. Collective.
+
     Parameters
     ----------
     A : Operator
@@ -43,7 +46,8 @@ def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: i
     nodes, radius : int
         Nodes of an aggregate and its radius in edges, about, as for :func:`graph_aggregates`.
     """
-    if not stiffness_jumps(norms):
+    communicator = communicator_of(A)
+    if not communicator.largest(float(stiffness_jumps(norms))):
         return None
     theta, counts, columns, couplings, strong = STRONG if size == 1 else _STRONG_BLOCK, [], [], 0, 0
 
@@ -56,11 +60,15 @@ def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: i
         counts.append(np.diff(offsets))
         columns.append(listed)
 
-    visit_rows(A, size, visit)
-    if couplings - strong <= _WEAK * couplings:
+    with communicator.together():
+        visit_rows(A, size, visit)
+    of_all, weak = communicator.total(np.array([couplings, couplings - strong], dtype=np.float64))
+    if weak <= _WEAK * of_all:
         return None
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(counts))])
-    aggregates = graph_aggregates(offsets, np.concatenate(columns), radius, nodes)
-    numbers = _NEIGHBOURS * aggregates.count * modes**2
-    fits = 8 * numbers <= _SHARE_OF_FREE * A.device.free_nbytes()
-    return aggregates if fits and numbers <= _MOST_VECTORS * A.shape[0] else None
+    with communicator.together():
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(counts))])
+        aggregates = graph_aggregates(offsets, np.concatenate(columns), radius, nodes)
+    count, unknowns = communicator.total(np.array([aggregates.count, A.shape[0]], dtype=np.float64))
+    numbers = _NEIGHBOURS * count * modes**2
+    exceeds = 8 * numbers > _SHARE_OF_FREE * A.device.free_nbytes() or numbers > _MOST_VECTORS * unknowns
+    return None if communicator.largest(float(exceeds)) else aggregates

@@ -255,7 +255,8 @@ class SharedTentative(Tentative):
         self._own, self._communicator = own, communicator
         self.block_size, self.modes, self.device, self.of_node = own.block_size, own.modes, own.device, own.of_node
         count = own.aggregates.count
-        of_ranks = communicator.of_all((own.aggregates.grid, count, own.device.to_host(own.candidates)))
+        on_host = map(own.device.to_host, (own.candidates, own.missing))
+        of_ranks = communicator.of_all((own.aggregates.grid, count, *on_host))
         total = sum(of_rank[1] for of_rank in of_ranks)
         self._first = sum(of_rank[1] for of_rank in of_ranks[: communicator.rank])
         self._rows = slice(self._first * self.modes, (self._first + count) * self.modes)
@@ -263,12 +264,20 @@ class SharedTentative(Tentative):
         # Numbers of all aggregates, of which no list of nodes exists.
         grid = _joined_grid([of_rank[0] for of_rank in of_ranks if of_rank[1]], total)
         self.aggregates = Aggregates(np.empty(0, dtype=np.int32), grid, total)
-        self.candidates = own.device.asarray(np.concatenate([of_rank[2] for of_rank in of_ranks]))
+        # Those of ranks with further columns are wider; all begin with the near-null space.
+        fewest = min(of_rank[2].shape[1] for of_rank in of_ranks)
+        self.candidates = own.device.asarray(np.concatenate([of_rank[2][:, :fewest] for of_rank in of_ranks]))
+        self._missing = own.device.asarray(np.concatenate([of_rank[3] for of_rank in of_ranks]))
 
     @property
     def nbytes(self) -> int:
         """Bytes of T."""
         return self._own.nbytes
+
+    @property
+    def missing(self) -> Array:
+        """The columns that vanish, of all ranks."""
+        return self._missing
 
     def rows(self, start: int, stop: int) -> BlockRows:
         """Return the rows of some nodes of this rank, with the columns of all ranks."""

@@ -2,12 +2,14 @@
 
 import numpy as np
 import scipy.sparse
+from awkward_systems import diffusion, flat_hexahedra, jumping
 from rank_systems import all_rows, device, get, message_of, put
 
 from penstock.distributed import DistributedMatrix, DistributedStreamedMatrix, RowPartition, split_rows
-from penstock.fem import Cantilever
+from penstock.fem import Cantilever, TwoPhaseMaterial
 from penstock.solvers import block_cg, cg, chebyshev, smoothed_aggregation
-from penstock.spmv import VectorSpace
+from penstock.solvers.amg.smoothed_aggregation import with_new_values
+from penstock.spmv import CsrMatrix, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
 
@@ -47,6 +49,38 @@ def coarse_levels(ranks):
     if ranks.size > 1:
         wide = modes[own][:, : 3 if ranks.rank else 6]
         yield "modes of different number", "modes" in message_of(lambda: smoothed_aggregation(A, wide, block_size=3))
+
+
+def strong_couplings(ranks):
+    """Lines, groups and aggregates by strong couplings stay inside ranks, and save as many iterations as alone."""
+    rng = np.random.default_rng(0)
+    blocks = np.where(rng.random((4, 4, 4)) < 0.5, 1.0, 1e4)
+    beam = Cantilever(nodes=(18, 5, 5), dof=3, material=TwoPhaseMaterial(1e4, 0.5))
+    systems = {
+        "jumps": (diffusion(np.kron(blocks, np.ones((3, 3, 3)))), 144, {}),
+        "lines": (flat_hexahedra((13, 8, 20), 1000.0), 160, {"grouped": "lines"}),
+        "groups": (jumping((12, 9, 9)), 81, {"grouped": True}),
+        "further columns": (beam.matrix().to_csr(), 75, {"grouped": True}),
+    }
+    for name, (matrix, layer, how) in systems.items():
+        size, n = 3 if name == "further columns" else 1, matrix.shape[0]
+        partition = RowPartition.even(n, ranks.size, multiple=layer)
+        own, b = partition.of(ranks.rank), rng.standard_normal(n)
+        b[:layer] = 0  # held in a beam
+        of_all, of_own, storage = {}, {}, {}
+        if size == 3:
+            points, storage = beam.mesh.coordinates(), {"format": "symmetric_bsr"}
+            of_all, of_own = {"coordinates": points}, {"coordinates": points[own.start // 3 : own.stop // 3]}
+        A = DistributedMatrix.from_rows(matrix[own], partition, ranks, block_size=size, device=device(ranks), **storage)
+        M = smoothed_aggregation(A, block_size=size, **of_own, **how)
+        alone = smoothed_aggregation(CsrMatrix.from_csr(matrix), block_size=size, **of_all, **how)
+        yield f"{name}: found", (M.level.jumps, type(M.level.groups)) == (alone.level.jumps, type(alone.level.groups))
+        expected = cg(CsrMatrix.from_csr(matrix), b, M=alone, rtol=1e-8).iterations
+        for of_values in (M, with_new_values(M)):
+            found = cg(A, put(ranks, b[own]), M=of_values, rtol=1e-8)
+            true = np.linalg.norm(b - matrix @ all_rows(ranks, found.x)) / np.linalg.norm(b)
+            yield f"{name}: true residual {true}", found.converged and true <= 1.01e-8
+            yield f"{name}: {found.iterations}, {expected}", found.iterations <= expected + 2
 
 
 def iterations_alone(ranks, matrix, b, M, points):

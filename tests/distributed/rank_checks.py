@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse
-from level_checks import coarse_levels, streamed, wide_edges
+from level_checks import coarse_levels, streamed, strong_couplings, wide_edges
 from rank_systems import (
     BEAM,
     LOAD,
@@ -241,6 +241,7 @@ CHECKS = (
     many_right_hand_sides,
     minimum_residuals,
     coarse_levels,
+    strong_couplings,
     refusals,
     disagreements,
     stored_in_single_precision,
