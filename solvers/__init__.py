@@ -11,6 +11,7 @@ from penstock.solvers.choice import METHODS, MethodChoice, method_named
 from penstock.solvers.eigen.modes import ModesRecord, ModesState
 from penstock.solvers.eigen.result import ModesReason
 from penstock.solvers.factorisation import FactorisationSpec, SparseFactors
+from penstock.solvers.image_solve import solve_by_image
 from penstock.solvers.method import SOLVERS, Method
 from penstock.solvers.minres import MinresState, minres, minres_workspace_nbytes
 from penstock.solvers.own_preconditioner import OwnPreconditioner, as_preconditioner
@@ -91,6 +92,7 @@ __all__ = [
     "preconditioner_spec",
     "product_pattern",
     "smoothed_aggregation",
+    "solve_by_image",
     "solve_many",
     "transpose",
 ]
