@@ -170,7 +170,9 @@ def _find_degenerate(
             longest = max(longest, np.sqrt(((x[b] - x[0]) ** 2).sum()))
         for point in range(1 if size == 4 else 8):
             if size == 4:
-                J[:] = x[1:] - x[0]
+                for b in range(3):
+                    for c in range(3):
+                        J[b, c] = x[b + 1, c] - x[0, c]
             else:
                 jacobian_of_hexahedron(point, x, g, J)
             determinant = 0.0

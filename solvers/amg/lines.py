@@ -269,7 +269,9 @@ def _factorise(begin: int, end: int, starts: Array, factor: float, pivots: Array
                 pivots[place, i, i] *= factor
             if place > starts[line]:
                 before = place - 1
-                coupling[...] = below[place]
+                for i in range(size):
+                    for j in range(size):
+                        coupling[i, j] = below[place, i, j]
                 for i in range(size):
                     for j in range(size):
                         total = 0.0

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv.compilation.jit import serial_kernel, shared_range
+from penstock.spmv.compilation.sorting import sort_with
 from penstock.spmv.device import Array
 
 
@@ -54,11 +55,10 @@ def _permute_rows(
         first, start, count = old_offsets[rows[row]], offsets[row], offsets[row + 1] - offsets[row]
         # The rows of a node mostly have entries in the same columns, which are sorted once.
         if count != order.size or not _are_equal(old_columns, before, first, count):
-            renamed = np.empty(count, dtype=columns.dtype)
+            before, order, renamed = first, np.arange(count), np.empty(count, dtype=columns.dtype)
             for k in range(count):
                 renamed[k] = place[old_columns[first + k]]
-            order = np.argsort(renamed)
-            before, renamed = first, renamed[order]
+            sort_with(renamed, order, count)
         for k in range(count):
             columns[start + k] = renamed[k]
             for scalar in range(values.shape[1]):

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.spmv import CPU, Array, BudgetError, Device, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, serial_kernel, shared_range
+from penstock.spmv.compilation.sorting import sort_part
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_with_entries
 from penstock.spmv.products.hashing import EVERY_COLUMN, Purpose, bins_of_bounds, bins_of_offsets, run
@@ -23,8 +24,6 @@ _SERIAL_ROWS = 1 << 18
 _ROWS_OF_A_THREAD = 1024
 # Columns of a product, at most, for which there is memory before they are counted.
 _FOUND_AT_ONCE = 1 << 25
-# Up to this many columns of a row are sorted by insertion.
-_FEW_COLUMNS = 64
 # On a GPU: rows of the product of up to _SHORT_ROW blocks on average are formed by a few lanes each, those of up to
 # _MIDDLING_ROW by half a warp. Those of more than _LONG_ROW are formed by a thread block each, as are fewer than _FEW_ROWS rows,
 # which do not fill the device; others by a warp.
@@ -242,20 +241,6 @@ def _count(
 
 
 @inlined
-def _sort(columns: Array, start: int, stop: int) -> None:
-    """Sort some columns in place: few of them by insertion, many by Shell's algorithm, as NumPy's takes a second to compile."""
-    gap = 1 if stop - start <= _FEW_COLUMNS else (stop - start) * 5 // 11
-    while gap > 0:
-        for place in range(start + gap, stop):
-            column, before = columns[place], place - gap
-            while before >= start and columns[before] > column:
-                columns[before + gap] = columns[before]
-                before -= gap
-            columns[before + gap] = column
-        gap = 0 if gap == 1 else max(1, gap * 5 // 11)
-
-
-@inlined
 def _list_columns(
     row: int,
     offsets: Array,
@@ -294,7 +279,7 @@ def _find(
     seen = np.full(width, -1, dtype=np.int32)
     for row in range(begin, end):
         _list_columns(row, offsets, columns, start, of_b, b_columns, seen, c_columns, of_c[row])
-        _sort(c_columns, of_c[row], of_c[row + 1])
+        sort_part(c_columns, of_c[row], of_c[row + 1])
 
 
 @serial_kernel
@@ -312,7 +297,7 @@ def _find_at_once(
     seen, following = np.full(width, -1, dtype=np.int32), 0
     for row in range(offsets.shape[0] - 1):
         following = _list_columns(row, offsets, columns, start, of_b, b_columns, seen, c_columns, following)
-        _sort(c_columns, of_c[row], following)
+        sort_part(c_columns, of_c[row], following)
         of_c[row + 1] = following
     return following
 

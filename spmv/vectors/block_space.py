@@ -215,21 +215,11 @@ class _Cpu:
         x: Array | None,
         gamma: Matrix | None,
     ) -> None:
-        factors, weighted = _factors(diagonal, z)
+        of_z = (out, z, *_factors(diagonal, z))
         if p is None or c is None or x is None or gamma is None:
-            _extend(out, z, np.ascontiguousarray(t), factors, weighted, z, t[:0], out[:, :0], t[:0])
+            _extend(*of_z, np.ascontiguousarray(t), z, out[:, :0], t[:0])
         else:
-            _extend(
-                out,
-                z,
-                np.ascontiguousarray(t),
-                factors,
-                weighted,
-                p,
-                np.ascontiguousarray(c),
-                x,
-                np.ascontiguousarray(gamma),
-            )
+            _extend(*of_z, np.concatenate([t, c]), p, x, np.ascontiguousarray(gamma))
 
 
 def _factors(diagonal: Array | None, vectors: Array) -> tuple[Array, bool]:
@@ -288,7 +278,8 @@ def _descend(w: Array, s: Array, coefficients: Array, diagonal: Array, weighted:
         total = np.empty(w.shape[1])
         for row in range(start, stop):
             _combine_row(w[row], s[row], coefficients, total)
-            w[row] = total
+            for column in range(total.shape[0]):
+                w[row, column] = total[column]
         for number in range(1 + weighted):
             # Of constants here, Numba would compile a version for each.
             _add_products(w, w, diagonal, number == 1, start, stop, partials[number, chunk])
@@ -296,22 +287,22 @@ def _descend(w: Array, s: Array, coefficients: Array, diagonal: Array, weighted:
 
 @parallel_kernel
 def _extend(
-    out: Array, z: Array, t: Array, diagonal: Array, weighted: bool, p: Array, c: Array, x: Array, gamma: Array
+    out: Array, z: Array, diagonal: Array, weighted: bool, coefficients: Array, p: Array, x: Array, gamma: Array
 ) -> None:
     for chunk in prange(-(-z.shape[0] // _ROWS)):
         start, stop = chunk * _ROWS, min((chunk + 1) * _ROWS, z.shape[0])
         moved, total = np.empty(x.shape[1]), np.empty(out.shape[1])
         scaled, nothing = np.empty(z.shape[1]), np.empty(0)
-        coefficients = np.concatenate((t, c))
         for row in range(start, stop):
-            scaled[:] = z[row]
-            if weighted:
-                scaled *= diagonal[row]
-            if c.shape[0] == 0:
+            factor = np.float64(diagonal[row]) if weighted else 1.0
+            for column in range(scaled.shape[0]):
+                scaled[column] = factor * np.float64(z[row, column])
+            if gamma.shape[0] == 0:
                 _combine_row(scaled, nothing, coefficients, total)
             else:
                 _combine_row(p[row], nothing, gamma, moved)
                 for column in range(moved.shape[0]):
                     x[row, column] += moved[column]
                 _combine_row(scaled, p[row], coefficients, total)
-            out[row] = total
+            for column in range(total.shape[0]):
+                out[row, column] = total[column]

@@ -7,6 +7,7 @@ import scipy.sparse
 
 from penstock.spmv import Array
 from penstock.spmv.compilation.jit import serial_kernel, shared_range
+from penstock.spmv.compilation.sorting import sort_part
 
 
 def node_graph(offsets: Array, columns: Array, size: int) -> scipy.sparse.csr_array:
@@ -77,24 +78,10 @@ def _sorted_neighbours(rows: Array, columns: Array, size: int, own: Array) -> in
     entries = rows[size] - rows[0]
     for k in range(entries):
         own[k] = columns[rows[0] + k] // size
-    _sort(own, entries)
+    sort_part(own, 0, entries)
     count = 0
     for k in range(entries):
         if count == 0 or own[k] != own[count - 1]:
             own[count] = own[k]
             count += 1
     return count
-
-
-@serial_kernel
-def _sort(numbers: Array, count: int) -> None:
-    """Sort the first numbers of an array (Shell 1959); NumPy's sorting would take seconds to compile."""
-    gap = count
-    while gap > 1:
-        gap = max(1, int(gap / 2.25))
-        for k in range(gap, count):
-            number, place = numbers[k], k
-            while place >= gap and numbers[place - gap] > number:
-                numbers[place] = numbers[place - gap]
-                place -= gap
-            numbers[place] = number
