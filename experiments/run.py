@@ -105,6 +105,8 @@ class Run(ABC):
                 with self.reporter.part("writing"):
                     self._keep(result, spent)
                 if reason is not StopReason.STOPPED or self.reports_stopped:
+                    if isinstance(system.A, SweptOperator) and system.A.bytes_streamed:
+                        self._finish_writing()  # transfers are recorded without another one beside them
                     with self.reporter.part("recording"):
                         record_sweep(self.folder, system, result)
                     self._report(system, result, spent)
@@ -170,21 +172,26 @@ class Run(ABC):
             self._writing = write_checkpoint(self.folder.checkpoint, checkpoint, aside=aside)
 
     def _finish_writing(self) -> None:
-        """Wait for a checkpoint that is being written."""
+        """Wait for a checkpoint that is being written, also where somebody interrupts that: the folder would be removed."""
         writing, self._writing = self._writing, None
-        if writing is not None:
-            with self.reporter.part("writing"), self._warns_of_disk():
+        if writing is None:
+            return
+        with self.reporter.part("writing"), self._warns_of_disk():
+            try:
                 writing.result()
+            except KeyboardInterrupt:
+                writing.result()
+                raise
 
     @contextmanager
     def _warns_of_disk(self) -> Iterator[None]:
         try:
             yield
-        except StoreError as error:
-            self.reporter.text("Warning", str(error))
+        except (StoreError, MemoryError) as error:
+            self.reporter.text("Warning", str(error) or "there is too little memory for a checkpoint")
 
     def _keep(self, result: AnyResult, spent: Checkpoint) -> None:
-        """Write what the solve has reached, while the report is made."""
+        """Begin to write what the solve has reached, which :meth:`_finish_writing` waits for when the report is made."""
         self._save(spent, aside=True)
 
     # The solve and its report

@@ -38,8 +38,8 @@ class BoxElements:
     factors : array, (layers, ny - 1, nz - 1) or (0, 0, 0) float64
         Of the stiffness of each element; empty if all are 1.
     layers : range
-        The layers of elements across the x axis that there are. Of planes of a larger mesh, the first and the last one may be
-        outside: -1, and that behind the last plane.
+        The layers of elements across the x axis that there are. Of planes of a larger mesh, layer -1 and the one behind the last
+        plane are among them where other planes follow there.
     clamped : bool
         As in :func:`assemble_rows`.
 

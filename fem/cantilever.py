@@ -184,7 +184,7 @@ class Cantilever:
     ) -> BoxRowMaker:
         """Return what makes any rows of the matrix on a device, from 8 bytes an element that it holds there.
 
-        With ``planes`` of nodes, two or more, these are rows of the square of a rank: of its nodes, and its columns.
+        With ``planes`` of nodes, two or more, the rows and columns are those of these nodes only, as in the square of a rank.
         """
         device = Device.parse(device)
         with device.current():

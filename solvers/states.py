@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -130,10 +131,16 @@ class SavedState:
         return array.tolist()  # of a number, the number
 
     def on_device(self, device: Device, *, but: tuple[str, ...] = ()) -> Self:
-        """Return this state, or if arrays are on the host and not on ``device`` one with them there, except for some."""
-        names = [name for name in (*self.vectors, *self.device_arrays) if name not in but]
-        elsewhere = [name for name in names if device.kind != "cpu" and isinstance(getattr(self, name), np.ndarray)]
-        return replace(self, **{name: device.asarray(getattr(self, name)) for name in elsewhere}) if elsewhere else self
+        """Return a state whose arrays are on a device: this one if they are, else a copy, and this one stays as it is.
+
+        ``but`` names arrays that may stay on the host.
+        """
+        names = [name for name in (*self.vectors, *self.device_arrays) if is_elsewhere(getattr(self, name), device)]
+        if not names:
+            return self
+        moved = {name: device.asarray(getattr(self, name)) for name in names if name not in but}
+        of_host = {of.name: getattr(self, of.name) for of in fields(self) if of.name not in names}
+        return replace(self, **moved, **copy.deepcopy(of_host))
 
     def shared_vectors(self) -> dict[str, Array]:
         """Return the vectors that the state has, by name: what ranks share out."""
@@ -167,6 +174,11 @@ class StateLayout:
         if not getattr(vectors.flags, "writeable", True):
             raise InputError("the state is read-only, but a solve changes it in place; give a copy.deepcopy of it")
         check_finite(f"{name} of the state", vectors, CPU if on_host else self.device)
+
+
+def is_elsewhere(array: object, device: Device) -> bool:
+    """Return whether an array is on the host, and the device is not."""
+    return isinstance(array, np.ndarray) and device.kind != "cpu"
 
 
 def check_numbers(

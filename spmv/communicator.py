@@ -29,6 +29,10 @@ class Communicator(Protocol):
     def size(self) -> int:
         """How many ranks there are."""
 
+    @property
+    def host_ranks(self) -> int:
+        """How many of them are on the host of this rank."""
+
     def total(self, numbers: Numbers) -> Numbers:
         """Return the sums over ranks of float64 numbers."""
 
@@ -60,7 +64,7 @@ class Communicator(Protocol):
 class Alone:
     """The communicator of one process that has all rows."""
 
-    rank, size = 0, 1
+    rank, size, host_ranks = 0, 1, 1
 
     def total(self, numbers: Numbers) -> Numbers:
         """Return the numbers."""
@@ -104,3 +108,8 @@ def communicator_of(operator: object) -> Communicator:
     """Return the communicator of an operator; :data:`ALONE` if it has none."""
     communicator: Communicator = getattr(operator, "communicator", ALONE)
     return communicator
+
+
+def sharing_memory(operator: Any) -> int:
+    """Return how many ranks take from the memory that this one sees as free: on a CPU all of its host, each GPU is of one."""
+    return communicator_of(operator).host_ranks if operator.device.kind == "cpu" else 1

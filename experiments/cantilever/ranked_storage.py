@@ -69,7 +69,10 @@ def open_rank_store(
     reporter: Reporter,
     resources: ExitStack,
 ) -> Store:
-    """Build a rank's square, subdivision by subdivision: in host memory for a GPU, at ``path`` on disk for a CPU, or nowhere."""
+    """Build a rank's square, subdivision by subdivision: in host memory for a GPU, at ``path`` on disk for a CPU.
+
+    Of a square that is assembled on arrival only the elements are kept, on the device.
+    """
     if experiment.on_arrival:
         with reporter.stage("assemble"):
             planes = planes_of(experiment, own)

@@ -197,7 +197,8 @@ class SingleRun(Run):
 
     def _keep(self, result: AnyResult, spent: Checkpoint) -> None:
         """Write what the solve has reached, unless what is left to do is as quick as that would be."""
-        if not (result.converged and not self.experiment.output.field and not self.draws):
+        output = self.experiment.output  # the same on all ranks, which write together
+        if not (result.converged and not output.field and not output.figures):
             super()._keep(result, spent)
 
     def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:

@@ -63,7 +63,8 @@ class Checkpoint:
 def write_checkpoint(path: Path, checkpoint: Checkpoint, *, aside: bool = False) -> Future[None] | None:
     """Write a checkpoint as ``.npz``; if that fails or is interrupted, the old one stays complete.
 
-    With ``aside`` a thread writes it, after its arrays have been copied to the host; the future ends when it is there.
+    With ``aside`` a thread writes it, and the future ends when it is there. Arrays of a GPU are copied first; those on the host
+    must not change until then.
     A :class:`StoreError` says that the disk is full, or that the method of the state does not say how it is written.
     """
     contents = _contents_of(checkpoint)

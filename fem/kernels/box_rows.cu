@@ -41,9 +41,9 @@ __device__ __forceinline__ long long connections_before(
 template <typename Value, typename Offset, int dof, int layout, bool upper>
 __global__ void __launch_bounds__(128) box_rows(
     const long long start, const long long rows, const int nx, const int ny, const int nz, const int first_layer,
-    const int stop_layer, const int clamped, const int parts, const double* __restrict__ element, const double* __restrict__ factors,
-    const int uniform, const long long* __restrict__ chunk_starts, Offset* __restrict__ offsets, int* __restrict__ columns,
-    Value* __restrict__ values)
+    const int stop_layer, const int clamped, const int parts, const double* __restrict__ element,
+    const double* __restrict__ factors, const int uniform, const long long* __restrict__ chunk_starts,
+    Offset* __restrict__ offsets, int* __restrict__ columns, Value* __restrict__ values)
 {
     constexpr int SCALARS = dof * dof;
     __shared__ double blocks[AROUND * AROUND * SCALARS];

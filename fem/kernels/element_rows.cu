@@ -1,4 +1,4 @@
-// Rows of the matrix of a mesh of linear tetrahedra or hexahedra, or of a user's elements, made from coordinates and connectivity.
+// Rows of the matrix of a mesh of linear tetrahedra or hexahedra, or of a user's elements, from coordinates and connectivity.
 //
 // One lane, or four, make the row of blocks of one node: they go through the elements of the node in the order of their numbers,
 // compute the node's row of each element's matrix, and add its blocks to those of the row. Nothing is added atomically, so bits
@@ -50,7 +50,8 @@ private:
 };
 
 // Every lane turns the first two axes of the reference element so that its nodes and points are on their far sides: coordinates
-// then lie alike for all lanes, and an axis that is turned changes the sign of all gradients times the determinant, so of no block.
+// then lie alike for all lanes. An axis that is turned changes the sign of all gradients times the determinant, so of no
+// block.
 struct Hexahedron {
     static constexpr int NODES = 8, LANES = 4, OF_LANE = 2, POINTS_OF_LANE = 2;
 
@@ -72,7 +73,8 @@ struct Hexahedron {
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
                 along_first[k] = sign[0] * near[1] * (at[1][0][k] - at[0][0][k]) + sign[0] * far[1] * (at[1][1][k] - at[0][1][k]);
-                along_second[k] = sign[1] * near[0] * (at[0][1][k] - at[0][0][k]) + sign[1] * far[0] * (at[1][1][k] - at[1][0][k]);
+                along_second[k] =
+                    sign[1] * near[0] * (at[0][1][k] - at[0][0][k]) + sign[1] * far[0] * (at[1][1][k] - at[1][0][k]);
                 along_last[k] = near[1] * (at[k][0][1] - at[k][0][0]) + far[1] * (at[k][1][1] - at[k][1][0]);
             }
 #pragma unroll
@@ -87,8 +89,8 @@ struct Hexahedron {
     // The corners of the reference element are in the order of VTK and gmsh: once around the bottom, then around the top.
     __device__ static constexpr int node_of(const int lane, const int index) { return index * 4 + (lane ^ lane >> 1); }
 
-    // The gradients of the two nodes of a lane are a multiple of one vector, p, which is larger for the node on the side of the point,
-    // minus and plus another: so p is added up for the points on each side, and the other for all.
+    // The gradients of the two nodes of a lane are a multiple of one vector, p, which is larger for the node on the side of the
+    // point, minus and plus another: so p is added up for the points on each side, and the other for all.
     template <typename Physics>
     __device__ __forceinline__ void integrate(const int own, const double factor, double (&added)[OF_LANE][Physics::SUMS]) const
     {
@@ -128,8 +130,8 @@ private:
     double J[POINTS_OF_LANE][3][3];  // twice the Jacobian at the points of the lane
     bool is_turned[2];
 
-    // Computes the cofactors of J and, from those, v. Gradients are to be divided by the determinant, of which the weight takes one
-    // away.
+    // Computes the cofactors of J and, from those, v. Gradients are to be divided by the determinant, of which the weight takes
+    // one away.
     __device__ void work_out(
         const int point, const int own, const double factor, double (&cofactors)[3][3], double (&v)[3]) const
     {
@@ -212,7 +214,10 @@ struct OwnElement {
     const double (&x)[NODES][3];
     const double* parameters;
 
-    __device__ OwnElement(const int, const double (&corners)[NODES][3], const double* numbers) : x(corners), parameters(numbers) {}
+    __device__ OwnElement(const int, const double (&corners)[NODES][3], const double* numbers)
+        : x(corners), parameters(numbers)
+    {
+    }
 
     __device__ static constexpr int node_of(const int, const int index) { return index; }
 

@@ -99,14 +99,17 @@ def coarsen(
     # The sum is 1 plus the couplings. Levels that are not stored keep all unknowns of a coarse matrix.
     free = sums >= 1.0 + _DECOUPLED if finest or stored else None
     groups = _group_inverses(A, ties=finest) if grouped and stored else None
-    if grouped and not stored and not communicator.largest(float(count == 0)):
-        known = modes_of(count, size, modes, points, A.device)
+    # On ranks: strong couplings are followed where all have nodes, and none has given aggregates.
+    may_follow = not stored and not communicator.largest(float(count == 0 or aggregates is not None))
+    if grouped and may_follow:
+        with communicator.together():
+            known = modes_of(count, size, modes, points, A.device)
         if (of_parts := _of_parts(A, diagonal, known, free, nodes, smoothing, grouped, measuring)) is not None:
             return of_parts
         del known
     by_strength = stored and points is None and aggregates is None
     jumps = None
-    if finest and aggregates is None and not stored and not communicator.largest(float(count == 0)):
+    if finest and may_follow:
         jumps = strong_aggregates(A, norms, size, _columns_of(size, modes, points), nodes, smoothing)
     del norms
     find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
@@ -139,11 +142,13 @@ def _of_parts(
 ) -> CoarseLevel | None:  # fmt: skip
     """Return the level of lines of nodes, or of groups unless only ``"lines"`` are wanted; None if there are neither."""
     size, communicator = int(diagonal.blocks.shape[1]), communicator_of(A)
-    if (lines := line_space(A, scales_of(diagonal), nodes, smoothing, **measuring)) is not None:
+    with communicator.together():
+        scales = scales_of(diagonal)
+    if (lines := line_space(A, scales, nodes, smoothing, **measuring)) is not None:
         with communicator.together():
             T: Tentative = StoredTentative(known, free, lines.aggregates, size, A.device)
         return _coarsened(A, diagonal, lines.high, shared(T, communicator), smoothing, lines.D)
-    if grouped == "lines" or (space := local_space(A, diagonal, known, smoothing, **measuring)) is None:
+    if grouped == "lines" or (space := local_space(A, scales, known, smoothing, **measuring)) is None:
         return None
     with communicator.together():
         padded = StoredTentative(space.modes, free, space.aggregates, size, A.device)
@@ -379,7 +384,7 @@ def _coarsened(
         assert groups is None or isinstance(groups, GroupInverses)
         matrix, transfers = _stored_product(A, diagonal, T, steps, groups, strong)
     else:
-        # As above: of the vectors with which the eigenvalue was measured.
+        # Otherwise they would be cut out of the memory of the vectors with which the eigenvalue was measured.
         A.device.make_room(_VECTORS_OF_SETUP * A.shape[0] * A.dtype.itemsize)
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     set_unit_rows(matrix, T.missing)  # where T has no column, so that the matrix is positive definite

@@ -102,9 +102,10 @@ def _lines(A: Operator, scales: Array, size: int, side: float) -> tuple[LineFact
     of_ranks, nodes = communicator.total(np.array([on_lines, A.shape[0] // size], dtype=np.float64))
     if of_ranks < WORTH_WHILE * nodes:
         return None
-    of_node, of_segment = (xp.concatenate([pair[k] for pair in numbers]) for k in range(2))
-    grouped = Aggregates(A.device.to_host(of_node).astype(np.int32), count=segments)
-    return LineFactors(parts, bounds, size, A.device), grouped, A.device.to_host(of_segment)
+    with communicator.together():
+        of_node, of_segment = (xp.concatenate([pair[k] for pair in numbers]) for k in range(2))
+        grouped = Aggregates(A.device.to_host(of_node).astype(np.int32), count=segments)
+        return LineFactors(parts, bounds, size, A.device), grouped, A.device.to_host(of_segment)
 
 
 def _lines_of_part(rows: BlockRows, scales: Array, side: float) -> tuple[Array, Array, Array, int]:

@@ -34,7 +34,7 @@ from penstock.solvers.amg.tentative import StoredTentative
 from penstock.solvers.chebyshev import largest_eigenvalue
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, Operator, VectorSpace
-from penstock.spmv.communicator import communicator_of
+from penstock.spmv.communicator import communicator_of, sharing_memory
 from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_of
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
@@ -87,21 +87,19 @@ class LocalSpace:
     piece: int
 
 
-def local_space(
-    A: Operator, diagonal: DiagonalBlocks, known: Array, smoothing: int, **measuring: Any
-) -> LocalSpace | None:
+def local_space(A: Operator, scales: Array, known: Array, smoothing: int, **measuring: Any) -> LocalSpace | None:
     """Return what a coarse level of groups is made of, in about seven sweeps.
 
     None if there is no memory for it, where the factors of D would leave the range of float32, or where the coarse matrix would
     not be smaller than A. Groups and aggregates do not cross ranks that share A. Collective.
 
-    ``known``, (n, modes), is the near-null space; ``measuring`` are options of :func:`largest_eigenvalue`.
+    ``scales``, (nodes, size), are ``1 / sqrt(a_ii)``, and ``known``, (n, modes), is the near-null space; ``measuring`` are
+    options of :func:`largest_eigenvalue`.
     """
-    size, xp, communicator = int(diagonal.blocks.shape[1]), A.device.xp, communicator_of(A)
+    size, xp, communicator = int(scales.shape[1]), A.device.xp, communicator_of(A)
     most, vectors = _group_nodes_and_vectors(A, size)
     if not most:
         return None
-    scales = scales_of(diagonal)
     in_range = float(scales.min()) > _SMALL and float(scales.max()) < 1.0 / _SMALL
     if communicator.largest(float(not in_range)):  # factors in float32 would overflow
         return None
@@ -116,9 +114,10 @@ def local_space(
     of_coarse, of_fine = communicator.total(np.array([chosen.entries, entries], dtype=np.float64))
     if of_coarse > _TOO_MANY * of_fine:
         return None
-    of_node = xp.asarray(chosen.of_group)[D.of_node]
-    modes = sums.with_columns(of_node, chosen.coefficients)
-    aggregates = Aggregates(A.device.to_host(of_node), count=len(chosen.columns))
+    with communicator.together():
+        of_node = xp.asarray(chosen.of_group)[D.of_node]
+        modes = sums.with_columns(of_node, chosen.coefficients)
+        aggregates = Aggregates(A.device.to_host(of_node), count=len(chosen.columns))
     differ = communicator.largest(float((chosen.columns != sums.known).any())) > 0
     return LocalSpace(D, high, aggregates, modes, sums.known, chosen.columns if differ else None, sums.piece)
 
@@ -131,7 +130,7 @@ def scales_of(diagonal: DiagonalBlocks) -> Array:
 
 def _group_nodes_and_vectors(A: Operator, size: int) -> tuple[int, int]:
     """Return how many nodes a group may have in the free memory, and random vectors; 0 nodes if even small groups do not fit."""
-    free = A.device.free_nbytes() // 2
+    free = A.device.free_nbytes() // (2 * sharing_memory(A))
     for unknowns, vectors in _CHOICES:
         exceeds = (2 * unknowns + 8 * (4 * vectors + _SETUP_NUMBERS)) * A.shape[0] > free
         if not communicator_of(A).largest(float(exceeds)):
@@ -199,9 +198,12 @@ class RelaxedVectors:
             of_nodes = terms.sum(axis=1).reshape(-1, D.block_size).sum(axis=1)
             return A.device.to_host(xp.bincount(groups, weights=of_nodes, minlength=D.count))
 
-        self.energies = np.stack([of_groups(self._X * product), of_groups(product * D.apply(product)) / high], axis=1)
-        del product
-        self.grams = self._grams()
+        with communicator_of(A).together():  # relaxed together, summed by each rank for itself
+            self.energies = np.stack(
+                [of_groups(self._X * product), of_groups(product * D.apply(product)) / high], axis=1
+            )
+            del product
+            self.grams = self._grams()
 
     @property
     def known(self) -> int:
@@ -254,9 +256,8 @@ def _relaxed(A: Operator, D: GroupFactors, high: float, scales: Array, vectors: 
     xp, n, space = A.device.xp, A.shape[0], VectorSpace.of(A)
     before, of_all = space.communicator.before(n), space.length(n)
     first, *middle, last = _series(lambda t: (t + _RELAXED**-2.0) ** -0.5 / (1.0 + (_CUT * t) ** 2), _RELAXED)
-    R = xp.stack([noise(A.device, column * of_all + before, n) for column in range(vectors)], axis=1) * scales.reshape(
-        -1, 1
-    )
+    R = xp.stack([noise(A.device, column * of_all + before, n) for column in range(vectors)], axis=1)
+    R *= scales.reshape(-1, 1)
     v, other, image = last * R, xp.zeros_like(R), xp.zeros_like(R)
     step = RecurrenceStep(-4.0 / high, -2.0, -1.0, driven=False)
     steps = [replace(step, adds=factor) for factor in reversed(middle)]

@@ -39,7 +39,7 @@ from penstock.solvers.columns import ColumnSpace, Numbers
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, GOING_ON, StopReason
-from penstock.solvers.states import SavedState, StateLayout, check_all, check_numbers
+from penstock.solvers.states import SavedState, StateLayout, check_all, check_numbers, is_elsewhere
 from penstock.spmv import Array, InputError
 
 # Iterations without halving the smallest residual before, after which a solve stagnates.
@@ -231,8 +231,12 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         return state
 
     def taken(self, state: AnyState) -> AnyState:
-        """Return a state with its arrays on the device of the matrix, except for x and y, which have a place there."""
-        return state.on_device(self.problem.A.device, but=("x", "y"))
+        """Return a state with its arrays on the device of the matrix, except for x and y, which have a place there.
+
+        Without coarse parts only x is used.
+        """
+        but = ("x", "y") if state.has_coarse_parts else ("x", "y", "p")
+        return state.on_device(self.problem.A.device, but=but)
 
     def resume(self, state: AnyState) -> AnyState:
         """Compute again what the last sweep of the state's solve left; the tolerance may be another one."""
@@ -241,7 +245,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             return self.start(None)
         if not state.has_coarse_parts:
             before = columns.histories
-            anew = self.start(self.problem.A.device.asarray(state.x).copy())
+            device = problem.A.device
+            anew = self.start(device.asarray(state.x) if is_elsewhere(state.x, device) else state.x.copy())
             for old, new in zip(before, columns.histories, strict=True):
                 new[:0] = old[:done]
             anew.iteration = done
@@ -251,9 +256,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
                 f"the state has {len(state.rho)} unknowns of the coarse level, and this one {len(self._sweep.g)}; resume with "
                 "the coarse level that it came from, or with state.without_coarse_parts()"
             )
-        iterates = (
-            state.x if isinstance(state.x, np.ndarray) and self.problem.A.device.kind != "cpu" else state.x.copy()
-        )
+        iterates = state.x if is_elsewhere(state.x, problem.A.device) else state.x.copy()
         state.x, state.y = self._sweep.take_up(state.x, state.y, widened=state.widened)
         stopped = [reason not in GOING_ON for reason in columns.reasons]
         state.curvatures = np.where(stopped, 0.0, state.curvatures)

@@ -223,7 +223,7 @@ def smoothed_aggregation(
         many, or else of groups of nodes, with further columns of T where the near-null space misses slow modes, for jumps and
         ties. Lines take about two more sweeps in the set-up; groups take six and many times as long, and up to 200 bytes of D for
         an unknown. With ``"lines"`` nodes are not grouped if there are no lines. Not where ``aggregates`` are given. Lines and
-        groups do not cross ranks.
+        groups do not cross ranks, all of which must have nodes.
 
     Raises
     ------
@@ -243,7 +243,8 @@ def smoothed_aggregation(
     operator = as_operator(A)
     communicator = communicator_of(operator)
     numbers = {"block_size": block_size, "aggregate_nodes": aggregate_nodes, "smoothing": smoothing}
-    communicator.check_same(**numbers, degree=degree, rounds=rounds, grouped=float(bool(grouped)))
+    communicator.check_same(**numbers, degree=degree, rounds=rounds, grouped=str(grouped))
+    are_given = communicator.largest(float(aggregates is not None)) > 0  # perhaps by some ranks only
     with communicator.together():
         size = block_size_of(operator) if block_size == "auto" else int(block_size)
         check_parts(aggregates, grouped)
@@ -252,7 +253,7 @@ def smoothed_aggregation(
     with operator.device.current():
         level = coarsen(
             operator, size, near_null_space, coordinates, aggregates,
-            nodes=aggregate_nodes, smoothing=smoothing, grouped=grouped if aggregates is None else False,
+            nodes=aggregate_nodes, smoothing=smoothing, grouped=False if are_given else grouped,
             rounds=rounds, degree=degree,
         )  # fmt: skip
         assert level is not None, "the caller's level is made whatever its size"

@@ -12,7 +12,7 @@ from penstock.solvers.amg.aggregates import Aggregates, graph_aggregates
 from penstock.solvers.amg.matrix_rows import visit_rows
 from penstock.solvers.amg.strength import STRONG, count_strong, strong_among
 from penstock.spmv import Array, Operator
-from penstock.spmv.communicator import communicator_of
+from penstock.spmv.communicator import communicator_of, sharing_memory
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64
 
@@ -70,5 +70,7 @@ def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: i
         aggregates = graph_aggregates(offsets, np.concatenate(columns), radius, nodes)
     count, unknowns = communicator.total(np.array([aggregates.count, A.shape[0]], dtype=np.float64))
     numbers = _NEIGHBOURS * count * modes**2
-    exceeds = 8 * numbers > _SHARE_OF_FREE * A.device.free_nbytes() or numbers > _MOST_VECTORS * unknowns
+    exceeds = (
+        8 * numbers * sharing_memory(A) > _SHARE_OF_FREE * A.device.free_nbytes() or numbers > _MOST_VECTORS * unknowns
+    )
     return None if communicator.largest(float(exceeds)) else aggregates

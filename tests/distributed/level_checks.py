@@ -89,6 +89,21 @@ def strong_couplings(ranks):
             yield f"{name}: {found.iterations}, {expected}", found.iterations <= expected + 2
 
 
+def different_arguments(ranks):
+    """Aggregates may be those of some ranks only, and grouping must be asked for by all alike."""
+    matrix = diffusion(np.ones((12, 6, 6)))
+    partition = RowPartition.even(432, ranks.size, multiple=36)
+    own = partition.of(ranks.rank)
+    A = DistributedMatrix.from_rows(matrix[own], partition, ranks, device=device(ranks))
+    of_node = np.arange(own.stop - own.start) // 36 if ranks.rank == 0 else None
+    b = np.random.default_rng(5).standard_normal(432)
+    found = cg(A, put(ranks, b[own]), M=smoothed_aggregation(A, aggregates=of_node, grouped=True), rtol=1e-8)
+    yield "aggregates of one rank", found.converged
+    word = "lines" if ranks.rank else True
+    told = message_of(lambda: smoothed_aggregation(A, grouped=word))
+    yield f"grouped: {told}", ranks.size == 1 or "grouped" in told
+
+
 def iterations_alone(ranks, matrix, b, M, points):
     """The iterations that one rank needs with the aggregates that ranks have made."""
     of_node = all_rows(ranks, M.level.T.rows(0, len(M.level.T.of_node)).columns)

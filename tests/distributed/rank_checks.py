@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse
-from level_checks import coarse_levels, images, streamed, strong_couplings, wide_edges
+from level_checks import coarse_levels, different_arguments, images, streamed, strong_couplings, wide_edges
 from rank_systems import (
     BEAM,
     LOAD,
@@ -242,6 +242,7 @@ CHECKS = (
     minimum_residuals,
     coarse_levels,
     strong_couplings,
+    different_arguments,
     images,
     refusals,
     disagreements,

@@ -8,7 +8,7 @@ import scipy.sparse
 
 from penstock.fem import Cantilever
 from penstock.solvers import block_cg, block_jacobi, cg, chebyshev, jacobi, smoothed_aggregation
-from penstock.spmv import InputError
+from penstock.spmv import CPU, InputError
 from penstock.streaming import HostStore, StreamedMatrix
 
 BEAM = Cantilever(nodes=(13, 5, 5), dof=3)
@@ -205,3 +205,28 @@ class TestRounding:
                     streamed, b, M=M, rtol=1e-9, maxiter=4, state=copy.deepcopy(state)
                 )  # one sweep, for its true residual
                 assert streamed.direction == (-direction if streamed.plan.ring.sweeps == "alternate" else direction)
+
+
+class _Elsewhere:
+    """Stands in for a GPU: its arrays are of another type than those of the host."""
+
+    kind = "cuda"
+
+    class Array(list):
+        pass
+
+    def asarray(self, array):
+        return self.Array(array.tolist())
+
+
+def test_a_state_that_is_moved_leaves_that_of_the_host_as_it_was(A, columns):
+    state = solver_of(columns)(A, loads(columns), M=block_jacobi(A, 3), rtol=1e-9, maxiter=4).state
+    moved = state.on_device(_Elsewhere(), but=("p",))
+
+    assert moved is not state
+    assert isinstance(moved.x, _Elsewhere.Array)
+    assert moved.p is state.p
+    for name in ("residual_norms", *(["reasons"] if columns else [])):
+        assert getattr(moved, name) == getattr(state, name)
+        assert getattr(moved, name) is not getattr(state, name)  # a solve extends them
+    assert state.on_device(CPU) is state

@@ -135,6 +135,16 @@ def test_ranks_assemble_their_rows_on_arrival_and_others_go_on(write, tmp_path):
     assert np.allclose(field_of(folder), expected, rtol=0, atol=1e-6 * abs(expected).max())
 
 
+def test_pictures_without_a_field_are_drawn_by_one_rank(write, tmp_path):
+    """All ranks write the last checkpoint together, though only one of them draws."""
+    file = write(parallel="mpi", model={"nodes": [7, 4, 4]}, output={"figures": True, "field": False})
+
+    run = command(2, "run", file, "--output", tmp_path / "out")
+
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "out" / "convergence.png").exists()
+
+
 def test_more_ranks_than_pairs_of_planes_do_not_stream(write, tmp_path):
     file = write(parallel="mpi", model={"nodes": [3, 4, 4]}, memory={"budget": "1 MiB"})
 

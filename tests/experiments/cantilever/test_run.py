@@ -20,7 +20,6 @@ from interrupting import interrupt_at
 from kernel_targets import gpu_count
 
 from penstock.driver import open_system as open_system_module
-from penstock.driver.progress import Reporter
 from penstock.experiments import (
     Experiment,
     ResultsFolder,
@@ -31,8 +30,6 @@ from penstock.experiments import (
 )
 from penstock.experiments import run as run_module
 from penstock.experiments.cantilever import single_run
-from penstock.experiments.reporting import checkpoint as checkpoint_module
-from penstock.solvers import StopReason
 from penstock.spmv import InputError, StoreError
 from penstock.streaming import FileStore, HostStore, LinkRates
 from penstock.streaming.measurement import first_sweeps
@@ -356,43 +353,6 @@ def test_checkpoints_are_written_as_time_passes(tmp_path, monkeypatch):
 
     assert len(written) > 10
     assert written == sorted(written)
-
-
-def test_a_run_interrupted_while_it_draws_has_its_solution(tmp_path, monkeypatch):
-    def slowly(path, contents, real=checkpoint_module.write_sealed):
-        time.sleep(0.2)  # it is written while the report is made
-        real(path, contents)
-
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint_module, "write_sealed", slowly)
-    monkeypatch.setattr(ResultsFolder, "draw", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_experiment(experiment(output={"figures": True}), tmp_path / "run")
-    assert (tmp_path / "run" / "checkpoint.npz").exists()
-    monkeypatch.undo()
-    (tmp_path / "run" / "result.json").unlink()  # as if it had not come so far
-
-    outcome = resume_experiment(tmp_path / "run")
-
-    assert outcome.reason is StopReason.CONVERGED
-    assert outcome.folder.read_json(outcome.folder.result)["iterations"] > 0
-
-
-def test_a_full_disk_costs_the_checkpoint_only(tmp_path, monkeypatch):
-    def full(path, contents):
-        raise StoreError("no space is left")
-
-    texts = []
-    reporter = Reporter()
-    monkeypatch.setattr(reporter, "text", lambda title, body: texts.append((title, body)))
-    monkeypatch.setattr(checkpoint_module, "write_sealed", full)
-
-    outcome = run_experiment(experiment(output={"field": True}), tmp_path / "run", reporter=reporter)
-
-    assert outcome.reason is StopReason.CONVERGED
-    assert ("Warning", "no space is left") in texts
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
