@@ -12,7 +12,7 @@ from penstock.streaming.image import image_of_streamed
 
 
 class DistributedImage(DistributedMatrix):
-    """An image of a matrix that ranks share and stream, for :func:`penstock.solvers.solve_by_image`; made by :meth:`of`.
+    """An image of a matrix that ranks share and stream, for :func:`penstock.solvers.solve_by_image`; made by ``of``.
 
     The square of each rank is rounded to float32 or to 16 bits and stays in memory; couplings with neighbours keep their digits.
     Iterations and the set-up of a preconditioner use the image, and only residuals stream the matrix.

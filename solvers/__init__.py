@@ -11,7 +11,7 @@ from penstock.solvers.choice import METHODS, MethodChoice, method_named
 from penstock.solvers.eigen.modes import ModesRecord, ModesState
 from penstock.solvers.eigen.result import ModesReason
 from penstock.solvers.factorisation import FactorisationSpec, SparseFactors
-from penstock.solvers.image_solve import solve_by_image
+from penstock.solvers.image_solve import image_of, solve_by_image
 from penstock.solvers.method import SOLVERS, Method
 from penstock.solvers.minres import MinresState, minres, minres_workspace_nbytes
 from penstock.solvers.own_preconditioner import OwnPreconditioner, as_preconditioner
@@ -82,6 +82,7 @@ __all__ = [
     "galerkin",
     "galerkin_pattern",
     "gauss_seidel",
+    "image_of",
     "incomplete_cholesky",
     "jacobi",
     "method_named",

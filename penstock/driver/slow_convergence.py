@@ -81,6 +81,9 @@ class _Change(NamedTuple):
     tried: int  # iterations before the first judgement
     worth: int  # more expected iterations than this make the change worth while
     other: Callable[[], tuple[PreconditionerSpec, str]]  # returns the new specification and a remark for messages
+    stands_still: bool = (
+        False  # whether residuals may stand still at first, as with Jacobi until the slowest mode is found
+    )
 
 
 def solve_as_advised(
@@ -107,7 +110,7 @@ def _instead_of_jacobi(system: OpenSystem) -> _Change | None:
     if placement.is_settled or plan.slots or jacobi.name not in ("jacobi", "block_jacobi"):
         return None
     worth = multigrid_iterations(plan.storage_nbytes, jacobi.block_size, system.A.device.kind)
-    return _Change(jacobi.name, _TRIED, worth, partial(_faster_than_jacobi, system))
+    return _Change(jacobi.name, _TRIED, worth, partial(_faster_than_jacobi, system), stands_still=True)
 
 
 def _instead_of_nodes(system: OpenSystem, *, by_pattern: bool = True) -> _Change | None:
@@ -216,7 +219,8 @@ def _changed_if_slow(
     rtol = system.meant_rtol(b, limits["rtol"])
     while following is not None:
         change, spec = following, system.decided.spec
-        watch = ConvergenceWatch(change.worth, change.tried, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
+        of_solve = (rtol, limits["atol"], limits["maxiter"], limits["monitor"])
+        watch = ConvergenceWatch(change.worth, change.tried, *of_solve, stands_still=change.stands_still)
         result = run({**limits, "monitor": watch})
         if not watch.expected or result.converged:
             return result
@@ -298,7 +302,11 @@ def _more_robust(system: OpenSystem, placement: Placement) -> PreconditionerSpec
 
 @dataclass
 class ConvergenceWatch:
-    """A monitor that stops a solve which promises to take more than some iterations to its tolerance, if enough are left."""
+    """A monitor that stops a solve which promises to take more than some iterations to its tolerance, if enough are left.
+
+    What is promised is told by the mean rate. Where a residual ``stands_still`` at first, it is also told by the rate of the last
+    half of the iterations, and the less of the two counts.
+    """
 
     worth: int
     tried: int  # iterations before the first judgement
@@ -306,6 +314,7 @@ class ConvergenceWatch:
     atol: float
     maxiter: int | None
     monitor: Callable[[IterationRecord], object] | None
+    stands_still: bool = False
     expected: float = field(default=0.0, init=False)  # iterations, once it has stopped the solve
 
     def __call__(self, record: IterationRecord) -> bool:
@@ -315,13 +324,14 @@ class ConvergenceWatch:
         iterations = record.state.iteration  # of this solve, which may go on from another one
         enough_left = self.maxiter is None or record.iteration + _FEWEST_LEFT <= self.maxiter
         if iterations >= self.tried and enough_left:
-            expected = _expected_iterations(record, self.rtol, self.atol)
+            mean, recent = (
+                _expected_iterations(record, self.rtol, self.atol, recently=recently) for recently in (False, True)
+            )
+            expected = min(mean, recent) if self.stands_still else mean
             if expected > max(self.worth, 2 * iterations):
                 self.expected = expected
-            elif iterations >= self.worth:  # as much again must not be spent on a residual that hardly falls any more
-                expected = _expected_iterations(record, self.rtol, self.atol, recently=True)
-                if expected > iterations + self.worth:
-                    self.expected = expected
+            elif iterations >= self.worth and recent > iterations + self.worth:
+                self.expected = recent  # as much again must not be spent on a residual that hardly falls any more
         return self.expected > 0
 
 

@@ -130,7 +130,12 @@ def images(ranks):
     square, couplings = split_rows(matrix[own], partition, ranks, block_size=3)
     couplings, csr = [coupling.to_device(device(ranks)) for coupling in couplings], square.to_csr()
     points = beam.mesh.coordinates()[own.start // 3 : own.stop // 3]
-    for storage, dtype in (("symmetric_bsr", "float32"), ("symmetric_bsr", "int16"), ("bsr", "float32")):
+    ways = (
+        ("symmetric_bsr", "float32", b, cg, "bound"),
+        ("symmetric_bsr", "int16", B, block_cg, "norm"),
+        ("bsr", "float32", B, block_cg, "bound"),
+    )
+    for storage, dtype, loads, solve, verify in ways:
         slabs = (csr[start : start + 2 * 96] for start in range(0, csr.shape[0], 2 * 96))
         with HostStore.create(slabs, format=storage, block_size=3) as store:
             budget = int(0.7 * sum(part.nbytes for part in store.index.subdivisions))
@@ -138,19 +143,14 @@ def images(ranks):
                 A = DistributedStreamedMatrix(streamed_square, couplings, ranks)
                 image = DistributedImage.of(A, dtype)
                 M = smoothed_aggregation(image, coordinates=points, block_size=3)
-                for loads, solve in ((b, cg), (B, block_cg)):
-                    for verify in ("bound", "norm"):
-                        part = put(ranks, np.ascontiguousarray(loads[own]))
-                        found = solve_by_image(solve, A, image, part, M=M, rtol=1e-8, verify=verify)
-                        rest = loads - matrix @ all_rows(ranks, found.x)
-                        true = np.linalg.norm(rest, axis=0) / np.linalg.norm(loads, axis=0)
-                        told = np.array([column.true_residual for column in found.columns])
-                        label = f"{storage}, {dtype}, {verify}: {found.sweeps} sweeps, residual {true}, told {told}"
-                        yield (
-                            label,
-                            found.converged and bool((true <= np.minimum(1.0001e-8, 1.01 * told)).all()),
-                        )
-                        yield f"{label}: few", found.sweeps <= (4 if dtype == "float32" else 9)
+                part = put(ranks, np.ascontiguousarray(loads[own]))
+                found = solve_by_image(solve, A, image, part, M=M, rtol=1e-8, verify=verify)
+                rest = loads - matrix @ all_rows(ranks, found.x)
+                true = np.linalg.norm(rest, axis=0) / np.linalg.norm(loads, axis=0)
+                told = np.array([column.true_residual for column in found.columns])
+                label = f"{storage}, {dtype}, {verify}: {found.sweeps} sweeps, residual {true}, told {told}"
+                yield label, found.converged and bool((true <= np.minimum(1.0001e-8, 1.01 * told)).all())
+                yield f"{label}: few", found.sweeps <= (4 if dtype == "float32" else 9)
 
 
 def wide_edges(ranks):

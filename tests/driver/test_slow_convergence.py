@@ -268,6 +268,18 @@ def test_the_mean_rate_promises():
     assert judged(looked(50, np.nan)) == (False, 0.0)
 
 
+def test_a_residual_that_stood_still_at_first_is_told_by_its_last_rate():
+    """As with Jacobi and a smooth right-hand side, until the slowest mode is found."""
+    record = looked(50, 1e-3)
+    record.state.residual_norms[:] = [1.0] * 26 + [10.0 ** (-3 * k / 25) for k in range(1, 26)]
+    verdicts = []
+    for stands_still in (False, True):
+        watch = ConvergenceWatch(120, 50, 1e-8, 0.0, None, None, stands_still=stands_still)
+        verdicts.append(watch(record))
+
+    assert verdicts == [True, False]  # the mean rate promises 133 iterations, the last one 92
+
+
 def test_the_tolerance_is_that_of_the_solve():
     slow = looked(50, 1e-2, b_norms=(1e3,))
     assert judged(slow, rtol=0.0, atol=1e-5) == (True, pytest.approx(200))
