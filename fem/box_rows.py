@@ -305,22 +305,9 @@ def _fill_rows(
                         columns[before[row] + connection] = other
                     if numbers:
                         _sum_elements(
-                            ix,
-                            iy,
-                            iz,
-                            jx,
-                            jy,
-                            jz,
-                            ny,
-                            nz,
-                            blocks,
-                            factors,
-                            uniform,
-                            first_layer,
-                            stop_layer,
-                            clamped,
-                            total,
-                        )
+                            ix, iy, iz, jx, jy, jz, ny, nz,
+                            blocks, factors, uniform, first_layer, stop_layer, clamped, total,
+                        )  # fmt: skip
                     for r in range(dof):
                         entry = first + r * row_stride + connection * block_stride
                         for c in range(dof):
@@ -356,22 +343,9 @@ def _fill_chunks(
                             columns[first + lane] = other
                         if numbers:
                             _sum_elements(
-                                ix,
-                                iy,
-                                iz,
-                                jx,
-                                jy,
-                                jz,
-                                ny,
-                                nz,
-                                blocks,
-                                factors,
-                                uniform,
-                                first_layer,
-                                stop_layer,
-                                clamped,
-                                total,
-                            )
+                                ix, iy, iz, jx, jy, jz, ny, nz,
+                                blocks, factors, uniform, first_layer, stop_layer, clamped, total,
+                            )  # fmt: skip
                             for entry in range(scalars):
                                 values[first * scalars + entry * HEIGHT + lane] = total[entry]
                         slot += 1

@@ -454,7 +454,8 @@ def block_cg(
     monitor : callable, optional
         ``monitor(record)`` after each iteration, with the largest relative residual; stops the solve if it returns True.
     state : BlockCgState, optional
-        Resume from this state of an earlier call with the same A, B and M. Changed in place.
+        Resume from this state of an earlier call with the same A, B and M. It is changed in place; one on the host
+        stays as it is where the matrix is on a GPU.
 
     Returns
     -------

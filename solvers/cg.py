@@ -378,7 +378,8 @@ def cg(
         Iterations between two reads of the residual, up to 256. By default 1 on the CPU or with a ``callback``; on a GPU reads
         cost less than 2 % of the time. Results do not depend on it; iterations started after the end are wasted.
     state : CgState, optional
-        Resume from this state of a call with the same A, b and M, bit-equal to an uninterrupted call. Changed in place.
+        Resume from this state of a call with the same A, b and M, bit-equal to an uninterrupted call. It is
+        changed in place; one on the host stays as it is where the matrix is on a GPU.
     reductions : int
         Sums over all ranks in an iteration, 2 or 1, which takes a vector more; a resumed solve is then not bit-equal.
 

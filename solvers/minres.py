@@ -400,7 +400,8 @@ def minres(
     callback, monitor : callable, optional
         As for :func:`block_cg`.
     state : MinresState, optional
-        Resume from this state of a call with the same A, b and M, bit-equal to an uninterrupted call. Changed in place.
+        Resume from this state of a call with the same A, b and M, bit-equal to an uninterrupted call. It is
+        changed in place; one on the host stays as it is where the matrix is on a GPU.
 
     Returns
     -------

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.spmv import Array, Device, SparseMatrix, format_named
+from penstock.spmv import Array, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, lowered
 from penstock.streaming.planning.workload import Workload
 from penstock.streaming.stores.base import Store
@@ -69,9 +69,14 @@ def completed_by(image: object, store: Store) -> Store:
 def image_of_streamed(A: StreamedMatrix, values_dtype: Any, lost: Array | None = None) -> SparseMatrix:
     """Return an image of a streamed matrix in memory, on its device; one sweep.
 
-    ``lost`` are the corrections of an image in float32, if A is that image without them.
+    ``lost`` are the corrections of an image in float32, if A is that image without them. A matrix is refused that has no image of
+    this type.
     """
     index, xp, dtype = A.store.index, A.device.xp, np.dtype(values_dtype)
+    if not (can_be_joined(index) and can_be_rounded(index, dtype)):
+        raise InputError(
+            f"a matrix stored in {index.format_name} with {index.block_size} a block has no image in {dtype}"
+        )
     corrected, size = index.format_name == SymmetricImageMatrix.of_format, index.block_size
     lengths: dict[str, int] = {}
     for subdivision in index.subdivisions:

@@ -81,9 +81,8 @@ class _Change(NamedTuple):
     tried: int  # iterations before the first judgement
     worth: int  # more expected iterations than this make the change worth while
     other: Callable[[], tuple[PreconditionerSpec, str]]  # returns the new specification and a remark for messages
-    stands_still: bool = (
-        False  # whether residuals may stand still at first, as with Jacobi until the slowest mode is found
-    )
+    # Whether residuals may stand still at first, as with Jacobi until the slowest mode is found.
+    stands_still: bool = False
 
 
 def solve_as_advised(
@@ -304,8 +303,8 @@ def _more_robust(system: OpenSystem, placement: Placement) -> PreconditionerSpec
 class ConvergenceWatch:
     """A monitor that stops a solve which promises to take more than some iterations to its tolerance, if enough are left.
 
-    What is promised is told by the mean rate. Where a residual ``stands_still`` at first, it is also told by the rate of the last
-    half of the iterations, and the less of the two counts.
+    The expected number of iterations is extrapolated from the mean rate of convergence. With ``stands_still`` it is also
+    extrapolated from the rate of the last half of the iterations, and the smaller number counts.
     """
 
     worth: int
@@ -324,9 +323,7 @@ class ConvergenceWatch:
         iterations = record.state.iteration  # of this solve, which may go on from another one
         enough_left = self.maxiter is None or record.iteration + _FEWEST_LEFT <= self.maxiter
         if iterations >= self.tried and enough_left:
-            mean, recent = (
-                _expected_iterations(record, self.rtol, self.atol, recently=recently) for recently in (False, True)
-            )
+            mean, recent = _expected_by_rates(record, self.rtol, self.atol)
             expected = min(mean, recent) if self.stands_still else mean
             if expected > max(self.worth, 2 * iterations):
                 self.expected = expected
@@ -369,9 +366,7 @@ class FactorisationWatch:
         enough_left = self.maxiter is None or record.iteration + _REFINEMENTS <= self.maxiter
         if iterations < _TRIED_MULTIGRID or not enough_left:
             return False
-        expected = min(
-            _expected_iterations(record, self.rtol, self.atol, recently=recently) for recently in (False, True)
-        )
+        expected = min(_expected_by_rates(record, self.rtol, self.atol))
         left = (expected - iterations) * self.iteration_seconds
         worth_a_look = expected > 2 * iterations and left > _WORTH_A_LOOK * self.look_seconds
         if worth_a_look and left > _FASTER * self.factorisation_seconds():
@@ -399,6 +394,11 @@ class FairTry:
         elif iterations >= self.share and _expected_iterations(record, self.rtol, self.atol) > 2 * iterations:
             self.failed = f"slow after {iterations} iterations"
         return bool(self.failed)
+
+
+def _expected_by_rates(record: IterationRecord, rtol: float, atol: float) -> tuple[float, float]:
+    """Return the expected iterations by the mean rate so far, and by that of the last half of the iterations."""
+    return _expected_iterations(record, rtol, atol), _expected_iterations(record, rtol, atol, recently=True)
 
 
 def _expected_iterations(record: IterationRecord, rtol: float, atol: float, *, recently: bool = False) -> float:

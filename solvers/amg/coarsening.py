@@ -384,7 +384,7 @@ def _coarsened(
         assert groups is None or isinstance(groups, GroupInverses)
         matrix, transfers = _stored_product(A, diagonal, T, steps, groups, strong)
     else:
-        # Otherwise they would be cut out of the memory of the vectors with which the eigenvalue was measured.
+        # Otherwise parts of coarse matrices would be cut out of the memory of vectors with which the eigenvalue was measured.
         A.device.make_room(_VECTORS_OF_SETUP * A.shape[0] * A.dtype.itemsize)
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     set_unit_rows(matrix, T.missing)  # where T has no column, so that the matrix is positive definite

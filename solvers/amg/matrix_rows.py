@@ -58,8 +58,8 @@ def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
     xp = A.device.xp
     ones = xp.ones(A.shape[0], dtype=A.dtype)
     if isinstance(A, IsSharedOut):
-        with _turned_back(A):
-            blocks, sums = diagonal_and_row_sums(A.square, size)
+        with own_part_of(A) as square:
+            blocks, sums = diagonal_and_row_sums(square, size)
         for coupling in A.couplings:
             sums[coupling.rows] += coupling.matrix.apply_absolute(xp.ones(coupling.matrix.shape[1], dtype=A.dtype))
         return blocks, sums
@@ -86,8 +86,8 @@ def visit_rows(
     one that is streamed never are.
     """
     if isinstance(A, IsSharedOut):
-        with _turned_back(A):
-            visit_rows(A.square, block_size, visit, bounds)
+        with own_part_of(A) as square:
+            visit_rows(square, block_size, visit, bounds)
         return
     if isinstance(A, SweptOperator):
         completion = Completion(block_size, visit, _SLAB_NBYTES[A.device.kind])
@@ -122,12 +122,18 @@ def row_bounds_of(A: Operator) -> tuple[int, ...]:
 
 @contextmanager
 def own_part_of(A: Operator) -> Iterator[Operator]:
-    """Hand out the square of a rank's rows, which may be swept meanwhile, or the matrix itself where no ranks share it."""
-    if isinstance(A, IsSharedOut):
-        with _turned_back(A):
-            yield A.square
-    else:
+    """Hand out the square of a rank's rows, or the matrix itself where no ranks share it.
+
+    The square may be swept alone meanwhile: then the ranks turn back, so that neighbours sweep towards each other again.
+    """
+    if not isinstance(A, IsSharedOut):
         yield A
+        return
+    try:
+        yield A.square
+    finally:
+        if isinstance(A, SweptOperator):
+            A.turn_to(1)
 
 
 def bounds_within(rows: BlockRows, bounds: Sequence[int], block_size: int) -> list[int]:
@@ -150,16 +156,6 @@ def graph_of(A: Operator, size: int) -> tuple[Array, Array]:
 
     visit_rows(A, size, take)
     return np.cumsum(np.concatenate(counts)), np.concatenate(columns)
-
-
-@contextmanager
-def _turned_back(A: Any) -> Iterator[None]:
-    """Restore the direction in which this rank sweeps, so that neighbours sweep towards each other again."""
-    try:
-        yield
-    finally:
-        if isinstance(A, SweptOperator):
-            A.turn_to(1)
 
 
 def _as_matrix(A: Operator) -> SparseMatrix:

@@ -141,6 +141,9 @@ def images(ranks):
             budget = int(0.7 * sum(part.nbytes for part in store.index.subdivisions))
             with StreamedMatrix(store, budget, device=device(ranks), ring=Ring(sweeps="alternate")) as streamed_square:
                 A = DistributedStreamedMatrix(streamed_square, couplings, ranks)
+                if storage == "bsr":
+                    told = message_of(lambda A=A: DistributedImage.of(A, "int16"))
+                    yield f"16 bits need half of a matrix: {told}", "no image in int16" in told
                 image = DistributedImage.of(A, dtype)
                 M = smoothed_aggregation(image, coordinates=points, block_size=3)
                 part = put(ranks, np.ascontiguousarray(loads[own]))
