@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,9 @@ from penstock.solvers import IterationRecord, StopReason
 from penstock.solvers.image_solve import tried_with_image
 from penstock.spmv import Operator, StoreError, SweptOperator
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
+
+# Seconds of waiting for a checkpoint from which on that is shown.
+_UNSEEN_SECONDS = 1.0
 
 
 class Run(ABC):
@@ -84,7 +87,8 @@ class Run(ABC):
         """Open the system, solve and report, except for what all of this takes."""
         matrix, request = self._asked()
         if resume:
-            self.before = self._read_checkpoint(matrix.rows)
+            with self.reporter.stage("read"):
+                self.before = self._read_checkpoint(matrix.rows)
         reason, unfit = tried_with_image(lambda: self._run_with(matrix, request))
         if unfit is not None:
             self.reporter.text("Precision", f"float64 from here on: an image in fewer digits was tried, but {unfit}")
@@ -178,10 +182,11 @@ class Run(ABC):
             return
         with self.reporter.part("writing"), self._warns_of_disk():
             try:
+                if not wait([writing], _UNSEEN_SECONDS).done:
+                    with self.reporter.stage("checkpoint"):
+                        wait([writing])
+            finally:
                 writing.result()
-            except KeyboardInterrupt:
-                writing.result()
-                raise
 
     @contextmanager
     def _warns_of_disk(self) -> Iterator[None]:

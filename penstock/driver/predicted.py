@@ -8,7 +8,7 @@ import scipy.sparse
 from penstock.solvers import Multigrid
 from penstock.solvers.factorisation import FactorisationSpec
 from penstock.solvers.sparse_cholesky import Analysis, analysed, factor_size, most_entries, seconds_to_try_orders
-from penstock.spmv import BsrMatrix, SparseMatrix
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, SparseMatrix
 from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
 from penstock.streaming import StreamPlan
 from penstock.streaming.planning.node_graph import node_graph
@@ -19,8 +19,9 @@ _WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda"
 # To start an iteration with Jacobi.
 _START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
 # A quick look is not taken where rows have more entries than this on average, block rows more blocks, because it would take too
-# long; no look at more rows than these, where multigrid gains from further cores, which factorisations hardly use.
-_MOST_ENTRIES_A_ROW, _MOST_ROWS = 40, 200_000
+# long, unless that is less than such a share of what it may save; no look at more rows than these, where multigrid gains from
+# further cores, which factorisations hardly use.
+_MOST_ENTRIES_A_ROW, _SHARE_OF_LOOK, _MOST_ROWS = 40, 0.1, 200_000
 # All orders are tried if the factorisation is predicted to take this many times as long as trying them.
 _TIMES_ORDERS = 2
 # Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry of a
@@ -28,6 +29,9 @@ _TIMES_ORDERS = 2
 # take up to a third less.
 _MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.02, 2.5e-6
 _MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.12e-6, 0.18e-6
+# Coarse matrices are dense where nodes have far more neighbours of neighbours than neighbours: for each time that they are more
+# than usual, each of them, and each entry of a coupling. Some nodes, evenly spaced, tell both numbers.
+_USUAL_GROWTH, _DENSE_ENTRY_SECONDS, _NODES_ASKED = 6.0, 0.037e-9, 32
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
 _UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
 # An iteration with it, for a byte of a level at each visit: of scalar matrices a third less, of blocks as much more.
@@ -54,7 +58,26 @@ def multigrid_seconds(A: SparseMatrix, block_size: int, *, near_null_space_known
     entry_seconds = _MULTIGRID_ENTRY_SECONDS if block_size == 1 else _MULTIGRID_BLOCK_ENTRY_SECONDS
     seconds = _MULTIGRID_SECONDS + _MULTIGRID_ROW_SECONDS * A.shape[0] + entry_seconds * A.nnz
     harder = _FRAMES if block_size >= _UNKNOWNS_OF_FRAMES else 1.0
-    return seconds * harder * (1.0 if near_null_space_known else _NOTHING_KNOWN)
+    return seconds * harder * (1.0 if near_null_space_known else _NOTHING_KNOWN) + dense_levels_seconds(A, block_size)
+
+
+def dense_levels_seconds(A: SparseMatrix, block_size: int) -> float:
+    """Return the further seconds of multigrid's set-up where coarse matrices are dense: of least squares and of some networks."""
+    if A.device.kind != "cpu" or not isinstance(A, (CsrMatrix, BsrMatrix)):
+        return 0.0
+    offsets, columns = A.row_offsets, A.column_indices
+    rows = np.linspace(0, len(offsets) - 2, min(_NODES_ASKED, len(offsets) - 1)).astype(np.int64)
+    near = [columns[offsets[row] : offsets[row + 1]] for row in rows]
+    beyond = sum(_neighbours_of_all(offsets, columns, of) for of in near)
+    growth, each = beyond / max(1, sum(map(len, near))), beyond / len(rows)
+    if isinstance(A, CsrMatrix):  # of unknowns in place of nodes
+        each /= block_size
+    return _DENSE_ENTRY_SECONDS * max(0.0, growth - _USUAL_GROWTH) * each * A.nnz
+
+
+def _neighbours_of_all(offsets: Array, columns: Array, rows: Array) -> int:
+    """Return how many columns some rows have entries in."""
+    return np.unique(np.concatenate([columns[offsets[row] : offsets[row + 1]] for row in rows] or [rows])).size
 
 
 def multigrid_iteration_seconds(M: Multigrid) -> float:
@@ -87,7 +110,10 @@ def factorisation_within(
     the factorisation is worth it.
     """
     rows, nnz = A.shape[0], A.nnz
-    if A.device.kind != "cpu" or rows > _MOST_ROWS or (quick and nnz > _MOST_ENTRIES_A_ROW * rows * block_size):
+    if A.device.kind != "cpu" or rows > _MOST_ROWS:
+        return None
+    too_long = look_seconds(A, block_size) > _SHARE_OF_LOOK * most_seconds
+    if quick and too_long and nnz > _MOST_ENTRIES_A_ROW * rows * block_size:
         return None
     pattern = A.to_csr() if block_size == 1 else _pattern_of_nodes(A, block_size)
     most = most_entries(most_seconds) // block_size**2

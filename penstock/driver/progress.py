@@ -31,6 +31,7 @@ _PARTS |= {"image": "converting"}
 _PARTS |= {"prepare": "setting up", "solve": "iterating", "update": "updating"}
 # And what runs of experiments have besides.
 _PARTS |= {"compile": "compiling", "assemble": "assembling", "divide": "planning", "draw": "drawing"}
+_PARTS |= {"checkpoint": "writing"}
 # Seconds of compilation from which on they are reported.
 _NOTICED_SECONDS = 1.0
 # Those from which on a result mentions them, and the share of a call below which its parts are not explained.

@@ -28,6 +28,7 @@ from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.predicted import (
     cheap_factorisation,
+    dense_levels_seconds,
     factorisation_within,
     grouped_iterations,
     look_seconds,
@@ -80,7 +81,9 @@ class _Change(NamedTuple):
     before: str  # the name of the present preconditioner in messages
     tried: int  # iterations before the first judgement
     worth: int  # more expected iterations than this make the change worth while
-    other: Callable[[], tuple[PreconditionerSpec, str]]  # returns the new specification and a remark for messages
+    # Takes the seconds of the iterations that are left, and returns the new specification, or None if it would take longer, and a
+    # remark for messages.
+    other: Callable[[float], tuple[PreconditionerSpec | None, str]]
     # Whether residuals may stand still at first, as with Jacobi until the slowest mode is found.
     stands_still: bool = False
 
@@ -130,16 +133,16 @@ def _instead_of_nodes(system: OpenSystem, *, by_pattern: bool = True) -> _Change
             return None
         if by_pattern and _follows_coordinates(system, spec):
             other, remark = replace(spec, aggregates="pattern", grouped=False), ", so aggregates follow the pattern"
-            return _Change("aggregates by coordinates", _TRIED_NODES, _WORTH_OTHERS, lambda: (other, remark))
+            return _Change("aggregates by coordinates", _TRIED_NODES, _WORTH_OTHERS, lambda left: (other, remark))
         if system.decided.spec is not spec:  # it could not be made
             return None
         worth = max(_WORTH_OTHERS, grouped_iterations(A.shape[0], placement.nonzeros, plan, A.device.kind))
         groups = replace(spec, aggregates=None, grouped=True)
-        return _Change("nodes alone", _TRIED_NODES, worth, lambda: (groups, ", so they are grouped"))
+        return _Change("nodes alone", _TRIED_NODES, worth, lambda left: (groups, ", so they are grouped"))
     multigrid = request.multigrid(spec.block_size) if isinstance(A, SparseMatrix) else None
     if multigrid is None:
         return None
-    return _Change(spec.name, _TRIED_NODES, _WORTH_OTHERS, lambda: (multigrid, ""))
+    return _Change(spec.name, _TRIED_NODES, _WORTH_OTHERS, lambda left: (multigrid, ""))
 
 
 def _follows_coordinates(system: OpenSystem, spec: SmoothedAggregationSpec) -> bool:
@@ -161,7 +164,8 @@ def _prefer_multigrid_for_jumps(system: OpenSystem) -> None:
     M = system.preconditioner()
     if isinstance(M, SmoothedAggregation) and M.level.jumps:
         spec = system.decided.spec
-        other, _ = change.other()
+        other, _ = change.other(math.inf)
+        assert other is not None
         if refused := system.use_instead(other, "the stiffness jumps between nodes"):
             system.settle_on(spec, f"multigrid cannot be made: {refused}")
 
@@ -225,16 +229,19 @@ def _changed_if_slow(
             return result
         following, run = None, partial(go_on, system, result, b)
         if system.decided.spec is spec:  # else it could not be made, and another one has been in use
-            made = _make_change(system, change, result.iterations)
+            made = _make_change(system, change, result.iterations, watch.left_seconds)
             following = _instead_of_nodes(system, by_pattern=made)
     return go_on_as_advised(system, result, b, limits)
 
 
-def _make_change(system: OpenSystem, change: _Change, iterations: int) -> bool:
+def _make_change(system: OpenSystem, change: _Change, iterations: int, left_seconds: float) -> bool:
     """Use another preconditioner, and return whether it could be made; else settle on the present one, or try groups next."""
     spec = system.decided.spec
     promised = f"promised more than {change.worth} iterations after the first {iterations}"
-    other, added = change.other()
+    other, added = change.other(left_seconds)
+    if other is None:
+        system.settle_on(spec, f"it {promised}{added}")
+        return False
     refused = system.use_instead(other, f"{change.before} {promised}{added}")
     of_nodes = isinstance(other, SmoothedAggregationSpec) and not other.grouped
     if refused and not of_nodes:
@@ -249,13 +256,20 @@ def _is_grouped(M: Operator | None) -> bool:
     return isinstance(M, SmoothedAggregation) and M.level.groups is not None
 
 
-def _faster_than_jacobi(system: OpenSystem) -> tuple[PreconditionerSpec, str]:
-    """Return a factorisation if it takes less time than multigrid, else multigrid, and what is to be said of it."""
-    size = system.decided.spec.block_size
-    if isinstance(system.A, SparseMatrix) and (
-        found := cheap_factorisation(system.A, size, near_null_space_known=False)
-    ):
-        return found[0], f", the factorisation is predicted to take {found[1]:.2g} s"
+def _faster_than_jacobi(system: OpenSystem, left_seconds: float) -> tuple[PreconditionerSpec | None, str]:
+    """Return a factorisation if it takes less time than multigrid, else multigrid, and what is to be said of it.
+
+    Return None if the coarse matrices of multigrid promise to be so dense that the iterations that are left take less time.
+    """
+    size, A = system.decided.spec.block_size, system.A
+    if isinstance(A, SparseMatrix):
+        if found := cheap_factorisation(A, size, near_null_space_known=False):
+            return found[0], f", the factorisation is predicted to take {found[1]:.2g} s"
+        if (seconds := dense_levels_seconds(A, size)) > left_seconds:
+            return (
+                None,
+                f", but multigrid is predicted to need {seconds:.2g} s for its coarse matrices, which are dense",
+            )
     return preconditioner_spec("multigrid", block_size=size), ""
 
 
@@ -315,6 +329,7 @@ class ConvergenceWatch:
     monitor: Callable[[IterationRecord], object] | None
     stands_still: bool = False
     expected: float = field(default=0.0, init=False)  # iterations, once it has stopped the solve
+    left_seconds: float = field(default=0.0, init=False)  # of those that it has stopped
 
     def __call__(self, record: IterationRecord) -> bool:
         """Ask the caller's monitor, and judge the convergence so far."""
@@ -329,6 +344,7 @@ class ConvergenceWatch:
                 self.expected = expected
             elif iterations >= self.worth and recent > iterations + self.worth:
                 self.expected = recent  # as much again must not be spent on a residual that hardly falls any more
+            self.left_seconds = max(0.0, self.expected - iterations) * record.seconds / iterations
         return self.expected > 0
 
 

@@ -24,6 +24,8 @@ from penstock.spmv.formats.through_device import WORTH_NBYTES, Rows, survey_thro
 _WORTHWHILE_FILL = 0.5
 # Fills of large matrices are those of some runs of rows, evenly spaced; whole blocks of every size fit into a run.
 _RUN, _RUNS = math.lcm(*range(2, LARGEST_DENSE_BLOCK + 1)), 32
+# A size is counted only if shorter and fewer runs, of about as many rows, have more than this fill: most sizes are far from it.
+_BRIEF_RUN, _BRIEF_RUNS, _PROMISING_FILL = 256, 8, 0.4
 
 
 class PieceConverter(Protocol):
@@ -200,28 +202,29 @@ class MatrixStatistics:
         return {size: fill for size, fill in fills.items() if fill > _WORTHWHILE_FILL}
 
     def fill(self, size: int) -> float:
-        """Return the share of the scalars in blocks of a size that are stored; 0 if the size does not divide the shape."""
+        """Return the share of the scalars in blocks of a size that are stored; 0 if the size does not divide the shape.
+
+        Where some rows show that it is small, this is the share in these rows.
+        """
         if self.shape[0] % size or self.shape[1] % size:
             return 0.0
-        counts = [
-            count_blocks(self.device, (len(offsets) - 1, self.shape[1]), offsets, self.column_indices, size).sum()
-            for offsets in self._sampled_offsets
-        ]
-        blocks = int(sum(counts))  # a GPU is waited for once
-        return self._sampled_entries / max(1, blocks * size * size)
+        for length, count in ((-(-_BRIEF_RUN // size) * size, _BRIEF_RUNS), (_RUN, _RUNS)):
+            fill = self._fill_of_runs(size, length, count)
+            if fill <= _PROMISING_FILL:
+                break
+        return fill
 
-    @cached_property
-    def _sampled_offsets(self) -> list[Array]:
-        """The row offsets of the runs of rows from which fills are estimated."""
-        rows = self.shape[0]
-        if rows <= 4 * _RUN * _RUNS:
-            return [self.row_offsets]
-        apart = rows // _RUNS // _RUN * _RUN
-        return [self.row_offsets[start : start + _RUN + 1] for start in range(0, apart * _RUNS, apart)]
-
-    @cached_property
-    def _sampled_entries(self) -> int:
-        return sum(int(offsets[-1]) - int(offsets[0]) for offsets in self._sampled_offsets)
+    def _fill_of_runs(self, size: int, length: int, count: int) -> float:
+        """Return the share of the scalars in the blocks of some runs of rows that are stored; of all rows, if not many more."""
+        rows, offsets, columns = self.shape[0], self.row_offsets, self.shape[1]
+        if rows <= 4 * length * count:
+            length, count = rows, 1
+        starts = np.arange(count) * (rows // count // length * length)
+        ends = self.device.asarray(np.stack([starts, starts + length]))
+        entries = (offsets[ends[1]] - offsets[ends[0]]).sum()
+        runs = (offsets[start : start + length + 1] for start in starts.tolist())
+        blocks = sum(count_blocks(self.device, (length, columns), run, self.column_indices, size).sum() for run in runs)
+        return int(entries) / max(1, int(blocks) * size * size)  # a GPU is waited for here only
 
     def blocks(self, size: int, *, upper: bool = False) -> Array:
         """Return the number of ``size`` x ``size`` blocks of each block row; with ``upper`` none left of the diagonal."""

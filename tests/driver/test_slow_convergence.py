@@ -12,14 +12,14 @@ import penstock
 from penstock.driver import placement, slow_convergence
 from penstock.driver.going_on import CountingOn
 from penstock.driver.open_system import OpenSystem
-from penstock.driver.predicted import grouped_iterations, multigrid_iterations
+from penstock.driver.predicted import dense_levels_seconds, grouped_iterations, multigrid_iterations
 from penstock.driver.request import Request
 from penstock.driver.slow_convergence import ConvergenceWatch, FactorisationWatch, FairTry
 from penstock.fem import Cantilever
 from penstock.solvers import IterationRecord, StopReason
 from penstock.solvers.amg import coarsening, local_space, strong_aggregates
 from penstock.solvers.amg.specs import MultigridSpec, SmoothedAggregationSpec
-from penstock.spmv import CPU, BudgetError, InputError
+from penstock.spmv import CPU, BsrMatrix, BudgetError, CsrMatrix, InputError
 
 N = 70
 LINE = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(N, N))
@@ -220,6 +220,37 @@ def test_jacobi_goes_on_where_multigrid_cannot_be_made(monkeypatch, failure):
             choice = "choice      jacobi: it promised more than 70 iterations after the first 50, but multigrid cannot be made: "
             assert choice + str(failure) in result.explain()
     assert len(made) == 1
+
+
+def least_squares(rows, each=8):
+    """Return normal equations, of whose unknowns each has hundreds of neighbours that have few in common."""
+    random = np.random.default_rng(3)
+    places = (np.repeat(np.arange(rows), each), random.integers(rows, size=each * rows))
+    J = scipy.sparse.csr_array((random.normal(size=each * rows), places), shape=(rows, rows))
+    return (J.T @ J + 1e-3 * scipy.sparse.eye_array(rows)).tocsr()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_coarse_matrices_are_predicted_to_be_dense_where_neighbours_have_few_neighbours_in_common(size):
+    near, far = (scipy.sparse.kron(A, np.ones((size, size))).tocsr() for A in (SLOW, least_squares(2000)))
+    assert dense_levels_seconds(CsrMatrix.from_csr(near), size) == 0
+    of_rows = dense_levels_seconds(CsrMatrix.from_csr(far), size)
+    of_nodes = dense_levels_seconds(BsrMatrix.from_csr(far, block_size=size), size)
+    assert of_rows > 0.05
+    assert of_nodes == pytest.approx(of_rows, rel=0.1)  # others are asked
+
+
+def test_jacobi_goes_on_where_dense_coarse_matrices_take_longer(monkeypatch):
+    left = []
+    monkeypatch.setattr(slow_convergence, "dense_levels_seconds", lambda A, size: left.append(A) or 1e3)
+    A = least_squares(2000)
+    result = penstock.solve(A, np.ones(2000), device="cpu")
+    assert result.converged
+    assert len(left) == 1
+    assert "iterations after the first" in result.explain()
+    assert "multigrid is predicted to need 1e+03 s for its coarse matrices, which are dense" in result.explain()
+    monkeypatch.setattr(slow_convergence, "dense_levels_seconds", lambda A, size: 1e-9)
+    assert "choice      multigrid" in penstock.solve(A, np.ones(2000), device="cpu").explain()
 
 
 def test_without_room_for_multigrid_jacobi_goes_on(monkeypatch):

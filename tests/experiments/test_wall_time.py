@@ -57,7 +57,7 @@ def test_runs_their_resumptions_samples_and_files_name_their_whole_time(tmp_path
     }
     expected = {
         "run": {"assembling", "loads", "drawing", "planning"},
-        "resume": {"assembling", "loads", "drawing", "planning"},
+        "resume": {"assembling", "loads", "drawing", "planning", "reading"},
         "samples": {"assembling", "loads", "drawing", "planning"},
         "solve": {"reading", "looking", "converting", "drawing", "planning"},
     }
