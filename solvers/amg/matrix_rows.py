@@ -20,9 +20,10 @@ from penstock.spmv.products.completion import Completion, stored_size
 
 # Of the stored rows that are visited at a time: on a CPU, what is formed from them stays in the cache; on a GPU, they occupy it,
 # better if there is room for more. Complete rows, products with them and rows that wait take up to 13 times as much (measured: a
-# cube of 128^3 nodes of 3 unknowns, whose half takes 2.2 GB: 13 GB at once), so this share is two fifths of the free memory.
+# cube of 128^3 nodes of 3 unknowns, whose half takes 2.2 GB: 13 GB at once), so this share is two fifths of the free memory. Of a
+# streamed matrix, for which memory may be short, fewer are visited: more than 1 GiB would save a tenth of the set-up.
 _SLAB_NBYTES = {"cpu": 4 << 20, "cuda": 96 << 20}
-_LARGEST_SLAB_NBYTES, _SHARE_OF_FREE = 4 << 30, 32
+_LARGEST_SLAB_NBYTES, _LARGEST_OF_STREAMED_NBYTES, _SHARE_OF_FREE = 4 << 30, 1 << 30, 32
 
 
 class _Coupling(Protocol):
@@ -90,15 +91,13 @@ def visit_rows(
             visit_rows(square, block_size, visit, bounds)
         return
     if isinstance(A, SweptOperator):
-        completion = Completion(block_size, visit, _SLAB_NBYTES[A.device.kind])
+        completion = Completion(block_size, visit, _enough(A.device, _LARGEST_OF_STREAMED_NBYTES))
         A.turn_to(1)
         A.visit_slabs(completion.add)
         return
     A = _as_matrix(A)
     granularity = math.lcm(A.row_granularity, block_size)
-    enough = _SLAB_NBYTES[A.device.kind]
-    if A.device.kind == "cuda":
-        enough = max(enough, min(_LARGEST_SLAB_NBYTES, A.device.free_nbytes() // _SHARE_OF_FREE))
+    enough = _enough(A.device, _LARGEST_SLAB_NBYTES)
     nbytes = max(A.nbytes, 8 * A.values.size, 1)  # of rows in float64, as they are visited
     step = max(1, A.shape[0] * enough // nbytes // granularity) * granularity
     cuts = list(itertools.pairwise(bounds or (*range(0, A.shape[0], step), A.shape[0])))
@@ -110,6 +109,12 @@ def visit_rows(
     completion = Completion(block_size, visit)
     for start, stop in cuts:
         completion.add(start, A.rows(start, stop))
+
+
+def _enough(device: Device, largest_nbytes: int) -> int:
+    """Return the bytes of stored rows that are visited at a time."""
+    least = _SLAB_NBYTES[device.kind]
+    return least if device.kind == "cpu" else max(least, min(largest_nbytes, device.free_nbytes() // _SHARE_OF_FREE))
 
 
 def row_bounds_of(A: Operator) -> tuple[int, ...]:
