@@ -239,7 +239,7 @@ class CudaExecutor:
                 self._made is not None
             ):  # what its maker holds has arrived: the resident part was made, and waited for, before
                 with stream:
-                    self._made.make_into(step.subdivision, self.slots[step.slot], self._part)
+                    self._made.make(step.subdivision, self._slabs.arrays(step.subdivision, step.slot, self._part))
             elif self._staging is None:
                 assert self._direct is not None
                 # CuPy's copy_from_host_async cannot be captured.

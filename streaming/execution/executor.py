@@ -149,6 +149,7 @@ class SlabViews:
     def __init__(self, index: MatrixIndex, slots: list[Array], structures: list[Array] | None) -> None:
         self._index, self._slots, self._structures = index, slots, structures
         self._views: dict[tuple[int, int], SparseMatrix] = {}
+        self._arrays: dict[tuple[int, int, Part], dict[str, Array]] = {}
 
     def slab(self, step: Compute, residents: Residents) -> SparseMatrix:
         """Return the matrix for a step."""
@@ -160,8 +161,16 @@ class SlabViews:
             self._views[key] = self._index.view(step.subdivision, self._slots[step.slot], structure)
         return self._views[key]
 
+    def arrays(self, number: int, slot: int, part: Part) -> dict[str, Array]:
+        """Return the arrays of a part of a subdivision in a slot."""
+        key = (number, slot, part)
+        if key not in self._arrays:
+            self._arrays[key] = self._index.arrays(number, self._slots[slot], part)
+        return self._arrays[key]
+
     def clear(self) -> None:
         """Drop all references to the slots."""
         self._views.clear()
+        self._arrays.clear()
         self._slots.clear()
         self._structures = None

@@ -59,8 +59,12 @@ class MadeStore:
 
     def make_into(self, number: int, buffer: Array, part: Part = "whole") -> None:
         """Make a part of subdivision ``number`` in a byte buffer of the maker's device."""
+        self.make(number, self.index.arrays(number, buffer, part))
+
+    def make(self, number: int, arrays: Mapping[str, Array]) -> None:
+        """Make the arrays of a part of subdivision ``number``."""
         subdivision = self.index.subdivisions[number]
-        self.maker.make(subdivision.row_start, subdivision.row_stop, self.index.arrays(number, buffer, part))
+        self.maker.make(subdivision.row_start, subdivision.row_stop, arrays)
 
     def read_into(self, number: int, buffer: np.ndarray[Any, Any], part: Part = "whole") -> None:
         """Make a part of subdivision ``number`` in a buffer of the host, by way of the maker's device."""
