@@ -72,12 +72,12 @@ def with_image() -> tuple[str, str, str]:
 
 def from_elements() -> list[tuple[str, str, str]]:
     """Return the rows of matrices that are assembled where they are used."""
-    solve = records("on_arrival-h100")["on_arrival/solve/cube256-dof3"]
+    solve = records("on_arrival-h200")["on_arrival/solve/cube256-dof3"]
     large = records("on_arrival_large-h200")["on_arrival/large/billion"]
     memory = f"{seconds_text(solve['peer_setup_seconds']['memory'])} + {seconds_text(solve['peers']['memory'])}"
     return [
         (
-            "elasticity, 50 million unknowns, nothing of the matrix stored, H100",
+            "elasticity, 50 million unknowns, nothing of the matrix stored, H200",
             f"in memory, also ours, {memory}",
             both(solve),
         ),
