@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import scipy.sparse
 
 from penstock.solvers import Multigrid
+from penstock.solvers.amg.coarsening import most_couplings
 from penstock.solvers.factorisation import FactorisationSpec
 from penstock.solvers.sparse_cholesky import Analysis, analysed, factor_size, most_entries, seconds_to_try_orders
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, SparseMatrix
@@ -30,8 +33,8 @@ _TIMES_ORDERS = 2
 _MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.02, 2.5e-6
 _MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.12e-6, 0.18e-6
 # Coarse matrices are dense where nodes have far more neighbours of neighbours than neighbours: for each time that they are more
-# than usual, each of them, and each entry of a coupling. Some nodes, evenly spaced, tell both numbers.
-_USUAL_GROWTH, _DENSE_ENTRY_SECONDS, _NODES_ASKED = 6.0, 0.037e-9, 32
+# than usual, each of them, and each entry of the matrix, so many seconds. Some nodes, evenly spaced, tell both numbers.
+_USUAL_GROWTH, _DENSE_ENTRY_SECONDS, _NODES_ASKED, _ROWS_ASKED = 6.0, 0.037e-9, 16, 256
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
 _UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
 # An iteration with it, for a byte of a level at each visit: of scalar matrices a third less, of blocks as much more.
@@ -65,19 +68,23 @@ def dense_levels_seconds(A: SparseMatrix, block_size: int) -> float:
     """Return the further seconds of multigrid's set-up where coarse matrices are dense: of least squares and of some networks."""
     if A.device.kind != "cpu" or not isinstance(A, (CsrMatrix, BsrMatrix)):
         return 0.0
-    offsets, columns = A.row_offsets, A.column_indices
-    rows = np.linspace(0, len(offsets) - 2, min(_NODES_ASKED, len(offsets) - 1)).astype(np.int64)
-    near = [columns[offsets[row] : offsets[row + 1]] for row in rows]
-    beyond = sum(_neighbours_of_all(offsets, columns, of) for of in near)
-    growth, each = beyond / max(1, sum(map(len, near))), beyond / len(rows)
+    nodes = len(A.row_offsets) - 1
+    couplings = partial(_couplings, A.row_offsets, A.column_indices, most_couplings(len(A.column_indices), nodes))
+    near = couplings(np.linspace(0, nodes - 1, min(_NODES_ASKED, nodes)).astype(np.int64))
+    if not near:
+        return 0.0
+    beyond = sum(np.unique(np.concatenate([of, *couplings(of)])).size for of in near)
+    growth, each = beyond / sum(map(len, near)), beyond / len(near)
     if isinstance(A, CsrMatrix):  # of unknowns in place of nodes
         each /= block_size
     return _DENSE_ENTRY_SECONDS * max(0.0, growth - _USUAL_GROWTH) * each * A.nnz
 
 
-def _neighbours_of_all(offsets: Array, columns: Array, rows: Array) -> int:
-    """Return how many columns some rows have entries in."""
-    return np.unique(np.concatenate([columns[offsets[row] : offsets[row + 1]] for row in rows] or [rows])).size
+def _couplings(offsets: Array, columns: Array, most: int, rows: Array) -> list[Array]:
+    """Return the columns of some rows, except of hubs, which multigrid leaves out; of very many rows some, evenly spaced."""
+    rows = rows[:: max(1, len(rows) // _ROWS_ASKED)]
+    rows = rows[offsets[rows + 1] - offsets[rows] <= most]
+    return [columns[offsets[row] : offsets[row + 1]] for row in rows]
 
 
 def multigrid_iteration_seconds(M: Multigrid) -> float:

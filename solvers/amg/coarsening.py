@@ -280,8 +280,12 @@ def _between_groups(rows: BlockRows, groups: Groups) -> BlockRows:
 
 def _hubs(rows: BlockRows) -> Array:
     """Return which nodes have very many couplings: bool, (nodes,)."""
-    nodes = len(rows.offsets) - 1
-    return rows.offsets[1:] - rows.offsets[:-1] > _HUB * (rows.columns.size // max(1, nodes)) + _MORE
+    return rows.offsets[1:] - rows.offsets[:-1] > most_couplings(rows.columns.size, len(rows.offsets) - 1)
+
+
+def most_couplings(entries: int, nodes: int) -> int:
+    """Return the couplings that a node of some nodes with so many entries may have; one with more is a hub."""
+    return _HUB * (entries // max(1, nodes)) + _MORE
 
 
 def _filtered(rows: BlockRows, strong: _Graph) -> BlockRows:

@@ -208,18 +208,19 @@ class MatrixStatistics:
         """
         if self.shape[0] % size or self.shape[1] % size:
             return 0.0
-        for length, count in ((-(-_BRIEF_RUN // size) * size, _BRIEF_RUNS), (_RUN, _RUNS)):
-            fill = self._fill_of_runs(size, length, count)
-            if fill <= _PROMISING_FILL:
-                break
-        return fill
+        brief = (-(-_BRIEF_RUN // size) * size, _BRIEF_RUNS)
+        if self._are_many_more(*brief) and (fill := self._fill_of_runs(size, *brief)) <= _PROMISING_FILL:
+            return fill
+        return self._fill_of_runs(size, *((_RUN, _RUNS) if self._are_many_more(_RUN, _RUNS) else (self.shape[0], 1)))
+
+    def _are_many_more(self, length: int, count: int) -> bool:
+        """Return whether there are many more rows than those of some runs."""
+        return self.shape[0] > 4 * length * count
 
     def _fill_of_runs(self, size: int, length: int, count: int) -> float:
-        """Return the share of the scalars in the blocks of some runs of rows that are stored; of all rows, if not many more."""
-        rows, offsets, columns = self.shape[0], self.row_offsets, self.shape[1]
-        if rows <= 4 * length * count:
-            length, count = rows, 1
-        starts = np.arange(count) * (rows // count // length * length)
+        """Return the share of the scalars in the blocks of some runs of rows, evenly spaced, that are stored."""
+        (rows, columns), offsets = self.shape, self.row_offsets
+        starts = np.arange(count) * (rows // count // max(1, length) * length)
         ends = self.device.asarray(np.stack([starts, starts + length]))
         entries = (offsets[ends[1]] - offsets[ends[0]]).sum()
         runs = (offsets[start : start + length + 1] for start in starts.tolist())

@@ -234,10 +234,15 @@ def least_squares(rows, each=8):
 def test_coarse_matrices_are_predicted_to_be_dense_where_neighbours_have_few_neighbours_in_common(size):
     near, far = (scipy.sparse.kron(A, np.ones((size, size))).tocsr() for A in (SLOW, least_squares(2000)))
     assert dense_levels_seconds(CsrMatrix.from_csr(near), size) == 0
+    n = size * 4000
+    hub = scipy.sparse.coo_array((np.ones(n), (np.full(n, n - 1), np.arange(n))), shape=(n, n))
+    around_a_hub = (hub + hub.T + scipy.sparse.eye_array(n)).tocsr()
+    assert dense_levels_seconds(CsrMatrix.from_csr(around_a_hub), size) == 0  # which multigrid leaves out
+    assert dense_levels_seconds(CsrMatrix.from_csr(scipy.sparse.csr_array((0, 0))), size) == 0
     of_rows = dense_levels_seconds(CsrMatrix.from_csr(far), size)
     of_nodes = dense_levels_seconds(BsrMatrix.from_csr(far, block_size=size), size)
     assert of_rows > 0.05
-    assert of_nodes == pytest.approx(of_rows, rel=0.1)  # others are asked
+    assert of_nodes == pytest.approx(of_rows, rel=0.2)  # others are asked
 
 
 def test_jacobi_goes_on_where_dense_coarse_matrices_take_longer(monkeypatch):
