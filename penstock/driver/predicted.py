@@ -21,10 +21,10 @@ from penstock.streaming.planning.node_graph import node_graph
 _WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda": 0.06}
 # To start an iteration with Jacobi.
 _START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
-# A quick look is not taken where rows have more entries than this on average, block rows more blocks, because it would take too
-# long, unless that is less than such a share of what it may save; no look at more rows than these, where multigrid gains from
-# further cores, which factorisations hardly use.
-_MOST_ENTRIES_A_ROW, _SHARE_OF_LOOK, _MOST_ROWS = 40, 0.1, 200_000
+# A quick look, which takes a tenth of a thorough one, is not taken where rows have more entries than this on average, block rows
+# more blocks, because it would take too long, unless a thorough one takes less than such a share of what may be saved; no look at
+# more rows than these, where multigrid gains from further cores, which factorisations hardly use.
+_MOST_ENTRIES_A_ROW, _SHARE_OF_LOOK, _MOST_ROWS = 40, 0.5, 200_000
 # All orders are tried if the factorisation is predicted to take this many times as long as trying them.
 _TIMES_ORDERS = 2
 # Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry of a
@@ -34,7 +34,7 @@ _MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.02, 2.5e-6
 _MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.12e-6, 0.18e-6
 # Coarse matrices are dense where nodes have far more neighbours of neighbours than neighbours: for each time that they are more
 # than usual, each of them, and each entry of the matrix, so many seconds. Some nodes, evenly spaced, tell both numbers.
-_USUAL_GROWTH, _DENSE_ENTRY_SECONDS, _NODES_ASKED, _ROWS_ASKED = 6.0, 0.037e-9, 16, 256
+_USUAL_GROWTH, _DENSE_ENTRY_SECONDS, _NODES_ASKED, _ROWS_ASKED = 6.0, 0.037e-9, 32, 128
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
 _UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
 # An iteration with it, for a byte of a level at each visit: of scalar matrices a third less, of blocks as much more.

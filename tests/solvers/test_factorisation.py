@@ -142,6 +142,16 @@ def test_it_is_chosen_where_its_factor_is_small():
     assert cheap_factorisation(cube, 1, near_null_space_known=True) is None
 
 
+def test_long_rows_are_looked_at_if_that_is_worth_it():
+    band = scipy.sparse.diags_array(
+        [-1.0] * 22 + [50.0] + [-1.0] * 22, offsets=range(-22, 23), shape=(6000, 6000)
+    ).tocsr()
+    of_scalars = CsrMatrix.from_csr(band)
+    of_nodes = BsrMatrix.from_csr(scipy.sparse.kron(band[:2000, :2000], np.ones((3, 3))).tocsr(), block_size=3)
+    assert cheap_factorisation(of_scalars, 1, near_null_space_known=False) is None  # its count takes too long
+    assert cheap_factorisation(of_nodes, 3, near_null_space_known=False) is not None
+
+
 def test_of_blocks_the_nodes_are_counted():
     nodes = laplacian(40, 40)
     A = scipy.sparse.csr_array(scipy.sparse.kron(nodes, np.ones((3, 3)) + 3 * np.eye(3)))
