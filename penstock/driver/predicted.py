@@ -25,6 +25,8 @@ _START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
 # more blocks, because it would take too long, unless a thorough one takes less than such a share of what may be saved; no look at
 # more rows than these, where multigrid gains from further cores, which factorisations hardly use.
 _MOST_ENTRIES_A_ROW, _SHARE_OF_LOOK, _MOST_ROWS = 40, 0.5, 200_000
+# A quick look takes about as long as this for a node and for an entry, or a block, of the matrix.
+_LOOK_NODE_SECONDS, _LOOK_ENTRY_SECONDS = 1.0e-6, 0.06e-6
 # All orders are tried if the factorisation is predicted to take this many times as long as trying them.
 _TIMES_ORDERS = 2
 # Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry of a
@@ -105,6 +107,11 @@ def grouped_iterations(rows: int, nonzeros: int, plan: StreamPlan, device_kind: 
 def look_seconds(A: SparseMatrix, block_size: int) -> float:
     """Return the seconds in which :func:`factorisation_within` finds out how many entries the factor has in the best order."""
     return seconds_to_try_orders(A.nnz // block_size**2)
+
+
+def quick_look_seconds(A: SparseMatrix, block_size: int) -> float:
+    """Return the seconds of a quick look of :func:`factorisation_within`."""
+    return _LOOK_NODE_SECONDS * A.shape[0] / block_size + _LOOK_ENTRY_SECONDS * A.nnz / block_size**2
 
 
 def factorisation_within(

@@ -16,9 +16,10 @@ goes on, and has the last word; or the coarse level of a sweep, where multigrid 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,13 +28,14 @@ from penstock.driver.going_on import go_on
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.predicted import (
-    cheap_factorisation,
     dense_levels_seconds,
     factorisation_within,
     grouped_iterations,
     look_seconds,
     multigrid_iteration_seconds,
     multigrid_iterations,
+    multigrid_seconds,
+    quick_look_seconds,
 )
 from penstock.driver.request import Placement
 from penstock.solvers import (
@@ -45,6 +47,7 @@ from penstock.solvers import (
     StopReason,
     preconditioner_spec,
 )
+from penstock.solvers.factorisation import FactorisationSpec
 from penstock.solvers.problem import has_diverged
 from penstock.spmv import CPU, Operator, SparseMatrix, SweptOperator
 from penstock.streaming import StreamPlan
@@ -86,6 +89,40 @@ class _Change(NamedTuple):
     other: Callable[[float], tuple[PreconditionerSpec | None, str]]
     # Whether residuals may stand still at first, as with Jacobi until the slowest mode is found.
     stands_still: bool = False
+    # Returns whether something else takes much less than some seconds, for which the change is not worth while.
+    sooner: Callable[[float], bool] | None = None
+
+
+class _Look:
+    """A look at how long the factorisation of a matrix in the memory of the host takes, taken once at most."""
+
+    def __init__(self, A: SparseMatrix, block_size: int) -> None:
+        self._A, self._size, self._taken = A, block_size, False
+        self._found: tuple[FactorisationSpec, float] | None = None
+
+    @cached_property
+    def multigrid_seconds(self) -> float:
+        """What multigrid takes."""
+        return multigrid_seconds(self._A, self._size, near_null_space_known=False)
+
+    @cached_property
+    def dense_seconds(self) -> float:
+        """What it takes of these because its coarse matrices are dense."""
+        return dense_levels_seconds(self._A, self._size)
+
+    def found(self, most_seconds: float = 0.0) -> tuple[FactorisationSpec, float] | None:
+        """Return the factorisation and its predicted seconds; None if it takes longer than these, and than multigrid."""
+        if not self._taken:
+            most_seconds = max(most_seconds, self.multigrid_seconds)
+            self._taken, self._found = True, factorisation_within(self._A, self._size, most_seconds, quick=True)
+        return self._found
+
+    def pays(self, left_seconds: float) -> bool:
+        """Return whether a factorisation is predicted to take much less than the iterations that are left, if a look is short."""
+        if not self._taken and left_seconds < _WORTH_A_LOOK * quick_look_seconds(self._A, self._size):
+            return False
+        found = self.found(left_seconds)
+        return found is not None and _FASTER * found[1] < left_seconds
 
 
 def solve_as_advised(
@@ -111,8 +148,11 @@ def _instead_of_jacobi(system: OpenSystem) -> _Change | None:
     jacobi, plan = placement.spec, placement.plan
     if placement.is_settled or plan.slots or jacobi.name not in ("jacobi", "block_jacobi"):
         return None
-    worth = multigrid_iterations(plan.storage_nbytes, jacobi.block_size, system.A.device.kind)
-    return _Change(jacobi.name, _TRIED, worth, partial(_faster_than_jacobi, system), stands_still=True)
+    A, size = system.A, jacobi.block_size
+    worth = multigrid_iterations(plan.storage_nbytes, size, A.device.kind)
+    look = _Look(A, size) if isinstance(A, SparseMatrix) and A.device.kind == "cpu" else None
+    other, sooner = partial(_faster_than_jacobi, size, look), None if look is None else look.pays
+    return _Change(jacobi.name, _TRIED, worth, other, stands_still=True, sooner=sooner)
 
 
 def _instead_of_nodes(system: OpenSystem, *, by_pattern: bool = True) -> _Change | None:
@@ -223,22 +263,24 @@ def _changed_if_slow(
     while following is not None:
         change, spec = following, system.decided.spec
         of_solve = (rtol, limits["atol"], limits["maxiter"], limits["monitor"])
-        watch = ConvergenceWatch(change.worth, change.tried, *of_solve, stands_still=change.stands_still)
+        stands_still, sooner = change.stands_still, change.sooner
+        watch = ConvergenceWatch(change.worth, change.tried, *of_solve, stands_still=stands_still, sooner=sooner)
         result = run({**limits, "monitor": watch})
         if not watch.expected or result.converged:
             return result
         following, run = None, partial(go_on, system, result, b)
         if system.decided.spec is spec:  # else it could not be made, and another one has been in use
-            made = _make_change(system, change, result.iterations, watch.left_seconds)
+            made = _make_change(system, change, watch, result.iterations)
             following = _instead_of_nodes(system, by_pattern=made)
     return go_on_as_advised(system, result, b, limits)
 
 
-def _make_change(system: OpenSystem, change: _Change, iterations: int, left_seconds: float) -> bool:
+def _make_change(system: OpenSystem, change: _Change, watch: ConvergenceWatch, iterations: int) -> bool:
     """Use another preconditioner, and return whether it could be made; else settle on the present one, or try groups next."""
     spec = system.decided.spec
-    promised = f"promised more than {change.worth} iterations after the first {iterations}"
-    other, added = change.other(left_seconds)
+    expected = f"more than {change.worth}" if watch.expected > change.worth else f"{watch.expected:.0f}"
+    promised = f"promised {expected} iterations after the first {iterations}"
+    other, added = change.other(watch.left_seconds)
     if other is None:
         system.settle_on(spec, f"it {promised}{added}")
         return False
@@ -256,20 +298,17 @@ def _is_grouped(M: Operator | None) -> bool:
     return isinstance(M, SmoothedAggregation) and M.level.groups is not None
 
 
-def _faster_than_jacobi(system: OpenSystem, left_seconds: float) -> tuple[PreconditionerSpec | None, str]:
+def _faster_than_jacobi(size: int, look: _Look | None, left_seconds: float) -> tuple[PreconditionerSpec | None, str]:
     """Return a factorisation if it takes less time than multigrid, else multigrid, and what is to be said of it.
 
     Return None if the coarse matrices of multigrid promise to be so dense that the iterations that are left take less time.
     """
-    size, A = system.decided.spec.block_size, system.A
-    if isinstance(A, SparseMatrix):
-        if found := cheap_factorisation(A, size, near_null_space_known=False):
+    if look is not None:
+        if (found := look.found()) is not None and found[1] <= look.multigrid_seconds:
             return found[0], f", the factorisation is predicted to take {found[1]:.2g} s"
-        if (seconds := dense_levels_seconds(A, size)) > left_seconds:
-            return (
-                None,
-                f", but multigrid is predicted to need {seconds:.2g} s for its coarse matrices, which are dense",
-            )
+        if look.dense_seconds > left_seconds:
+            remark = f", but multigrid is predicted to need {look.dense_seconds:.2g} s for its coarse matrices, which are dense"
+            return None, remark
     return preconditioner_spec("multigrid", block_size=size), ""
 
 
@@ -318,7 +357,8 @@ class ConvergenceWatch:
     """A monitor that stops a solve which promises to take more than some iterations to its tolerance, if enough are left.
 
     The expected number of iterations is extrapolated from the mean rate of convergence. With ``stands_still`` it is also
-    extrapolated from the rate of the last half of the iterations, and the smaller number counts.
+    extrapolated from the rate of the last half of the iterations, and the smaller number counts. ``sooner``: it also stops where
+    that returns that something takes much less time than the iterations that are left.
     """
 
     worth: int
@@ -328,8 +368,10 @@ class ConvergenceWatch:
     maxiter: int | None
     monitor: Callable[[IterationRecord], object] | None
     stands_still: bool = False
+    sooner: Callable[[float], bool] | None = None
     expected: float = field(default=0.0, init=False)  # iterations, once it has stopped the solve
-    left_seconds: float = field(default=0.0, init=False)  # of those that it has stopped
+    left_seconds: float = field(default=0.0, init=False)  # of those that are left, as the last look expected
+    began: float = field(default_factory=time.thread_time, init=False)  # processor time: others may use the cores, too
 
     def __call__(self, record: IterationRecord) -> bool:
         """Ask the caller's monitor, and judge the convergence so far."""
@@ -340,11 +382,13 @@ class ConvergenceWatch:
         if iterations >= self.tried and enough_left:
             mean, recent = _expected_by_rates(record, self.rtol, self.atol)
             expected = min(mean, recent) if self.stands_still else mean
-            if expected > max(self.worth, 2 * iterations):
+            each = (time.thread_time() - self.began) / iterations
+            self.left_seconds = max(0.0, expected - iterations) * each
+            slow = expected > 2 * iterations
+            if slow and (expected > self.worth or (self.sooner is not None and self.sooner(self.left_seconds))):
                 self.expected = expected
             elif iterations >= self.worth and recent > iterations + self.worth:
                 self.expected = recent  # as much again must not be spent on a residual that hardly falls any more
-            self.left_seconds = max(0.0, self.expected - iterations) * record.seconds / iterations
         return self.expected > 0
 
 

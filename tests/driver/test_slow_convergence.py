@@ -9,7 +9,7 @@ import scipy.sparse
 from awkward_systems import flat_hexahedra, jumping
 
 import penstock
-from penstock.driver import placement, slow_convergence
+from penstock.driver import placement, predicted, slow_convergence
 from penstock.driver.going_on import CountingOn
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.predicted import dense_levels_seconds, grouped_iterations, multigrid_iterations
@@ -19,6 +19,7 @@ from penstock.fem import Cantilever
 from penstock.solvers import IterationRecord, StopReason
 from penstock.solvers.amg import coarsening, local_space, strong_aggregates
 from penstock.solvers.amg.specs import MultigridSpec, SmoothedAggregationSpec
+from penstock.solvers.factorisation import FactorisationSpec
 from penstock.spmv import CPU, BsrMatrix, BudgetError, CsrMatrix, InputError
 
 N = 70
@@ -222,6 +223,35 @@ def test_jacobi_goes_on_where_multigrid_cannot_be_made(monkeypatch, failure):
     assert len(made) == 1
 
 
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.0, "factorisation"), (1e9, "jacobi")])
+def test_a_factorisation_that_takes_much_less_than_what_is_left_is_not_waited_for(seconds, chosen, monkeypatch):
+    looks = []
+
+    def within(A, size, most, quick=False):
+        looks.append((most, quick))
+        return FactorisationSpec(), seconds
+
+    monkeypatch.setattr(predicted, "_WORTH_SCALAR", 10**6)  # multigrid is not worth it
+    monkeypatch.setattr(slow_convergence, "factorisation_within", within)
+    monkeypatch.setattr(slow_convergence, "quick_look_seconds", lambda A, size: 0.0)
+    result = penstock.solve(SLOW, B[:, 0], device="cpu")
+    assert result.converged
+    assert re.search(rf"choice +{chosen}: ", result.explain())
+    [(most, quick)] = looks
+    assert most > 0
+    assert quick
+    if chosen == "factorisation":
+        assert re.search(r"jacobi promised \d+ iterations after the first \d\d, the", result.explain())
+        assert result.iterations < 80
+
+
+def test_a_look_that_takes_too_long_is_not_taken(monkeypatch):
+    monkeypatch.setattr(slow_convergence, "quick_look_seconds", lambda A, size: 1e9)
+    monkeypatch.setattr(predicted, "_WORTH_SCALAR", 10**6)
+    monkeypatch.setattr(slow_convergence, "factorisation_within", lambda *of, **options: 1 / 0)
+    assert penstock.solve(SLOW, B[:, 0], device="cpu").converged
+
+
 def least_squares(rows, each=8):
     """Return normal equations, of whose unknowns each has hundreds of neighbours that have few in common."""
     random = np.random.default_rng(3)
@@ -314,6 +344,18 @@ def test_a_residual_that_stood_still_at_first_is_told_by_its_last_rate():
         verdicts.append(watch(record))
 
     assert verdicts == [True, False]  # the mean rate promises 133 iterations, the last one 92
+
+
+def test_what_takes_much_less_is_not_waited_for():
+    asked = []
+    watch = ConvergenceWatch(1000, 50, 1e-8, 0.0, None, None, sooner=lambda left: asked.append(left) or len(asked) > 1)
+    assert not watch(looked(49, 1e-3))
+    assert not watch(looked(60, 1e-4))  # half is done
+    assert not asked
+    assert not watch(looked(50, 1e-3))
+    assert watch(looked(51, 1e-3))
+    assert watch.expected == pytest.approx(51 * 8 / 3)
+    assert asked[1] == watch.left_seconds > 0
 
 
 def test_the_tolerance_is_that_of_the_solve():
