@@ -9,6 +9,7 @@ from typing import Any
 
 import penstock
 from penstock.spmv import PenstockError
+from penstock.spmv.compilation.watch import compile_seconds
 from zoo.child import cap_cpu, leave, timed
 from zoo.system import System, load_system
 
@@ -20,7 +21,7 @@ def preconditioner_named(decisions: str) -> str:
 
 
 def main() -> None:
-    """Compile by a small system of the same family, then measure."""
+    """Compile by a small system of the same family, then measure; again, if that took another way and kernels were compiled."""
     folder, rtol, cap = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 
     def solve(system: System) -> Any:
@@ -30,7 +31,10 @@ def main() -> None:
     try:
         solve(load_system(folder / "first"))
         system = load_system(folder)
+        compiled = compile_seconds()
         result, seconds = timed(lambda: solve(system), cap)
+        if compile_seconds() > compiled:
+            result, seconds = timed(lambda: solve(system), cap)
     except PenstockError as error:
         leave(folder, None, {"message": f"{type(error).__name__}: {error}"})
         return
