@@ -90,6 +90,7 @@ class OpenSystem:
     streamed: StreamedMatrix | None = None  # the matrix, if A is an image of it
     of_store: bool = False  # whether that was opened from a store of the caller
     source: Any = None  # what made the matrix, if it was made where it is used
+    look: Any = None  # at how long a factorisation takes, for all solves
     _M: Operator | None = None
     _spec: PreconditionerSpec | None = None
     _remarks: list[str] = field(default_factory=list)

@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,17 +98,10 @@ class _Look:
 
     def __init__(self, A: SparseMatrix, block_size: int) -> None:
         self._A, self._size, self._taken = A, block_size, False
+        self.multigrid_seconds = multigrid_seconds(A, block_size, near_null_space_known=False)
+        #: What it takes of these because its coarse matrices are dense.
+        self.dense_seconds = dense_levels_seconds(A, block_size)
         self._found: tuple[FactorisationSpec, float] | None = None
-
-    @cached_property
-    def multigrid_seconds(self) -> float:
-        """What multigrid takes."""
-        return multigrid_seconds(self._A, self._size, near_null_space_known=False)
-
-    @cached_property
-    def dense_seconds(self) -> float:
-        """What it takes of these because its coarse matrices are dense."""
-        return dense_levels_seconds(self._A, self._size)
 
     def found(self, most_seconds: float = 0.0) -> tuple[FactorisationSpec, float] | None:
         """Return the factorisation and its predicted seconds; None if it takes longer than these, and than multigrid."""
@@ -148,11 +141,22 @@ def _instead_of_jacobi(system: OpenSystem) -> _Change | None:
     jacobi, plan = placement.spec, placement.plan
     if placement.is_settled or plan.slots or jacobi.name not in ("jacobi", "block_jacobi"):
         return None
-    A, size = system.A, jacobi.block_size
-    worth = multigrid_iterations(plan.storage_nbytes, size, A.device.kind)
-    look = _Look(A, size) if isinstance(A, SparseMatrix) and A.device.kind == "cpu" else None
-    other, sooner = partial(_faster_than_jacobi, size, look), None if look is None else look.pays
+    worth = multigrid_iterations(plan.storage_nbytes, jacobi.block_size, system.A.device.kind)
+    other, sooner = partial(_faster_than_jacobi, system), partial(_factorisation_pays, system)
     return _Change(jacobi.name, _TRIED, worth, other, stands_still=True, sooner=sooner)
+
+
+def _look_of(system: OpenSystem) -> _Look | None:
+    """Return the look at a factorisation that all solves of a system share."""
+    A = system.A
+    if system.look is None and isinstance(A, SparseMatrix) and A.device.kind == "cpu":
+        system.look = _Look(A, system.decided.spec.block_size)
+    look: _Look | None = system.look
+    return look
+
+
+def _factorisation_pays(system: OpenSystem, left_seconds: float) -> bool:
+    return (look := _look_of(system)) is not None and look.pays(left_seconds)
 
 
 def _instead_of_nodes(system: OpenSystem, *, by_pattern: bool = True) -> _Change | None:
@@ -298,18 +302,18 @@ def _is_grouped(M: Operator | None) -> bool:
     return isinstance(M, SmoothedAggregation) and M.level.groups is not None
 
 
-def _faster_than_jacobi(size: int, look: _Look | None, left_seconds: float) -> tuple[PreconditionerSpec | None, str]:
+def _faster_than_jacobi(system: OpenSystem, left_seconds: float) -> tuple[PreconditionerSpec | None, str]:
     """Return a factorisation if it takes less time than multigrid, else multigrid, and what is to be said of it.
 
     Return None if the coarse matrices of multigrid promise to be so dense that the iterations that are left take less time.
     """
-    if look is not None:
+    if (look := _look_of(system)) is not None:
         if (found := look.found()) is not None and found[1] <= look.multigrid_seconds:
             return found[0], f", the factorisation is predicted to take {found[1]:.2g} s"
         if look.dense_seconds > left_seconds:
             remark = f", but multigrid is predicted to need {look.dense_seconds:.2g} s for its coarse matrices, which are dense"
             return None, remark
-    return preconditioner_spec("multigrid", block_size=size), ""
+    return preconditioner_spec("multigrid", block_size=system.decided.spec.block_size), ""
 
 
 def _with_last_word(

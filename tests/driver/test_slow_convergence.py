@@ -245,6 +245,18 @@ def test_a_factorisation_that_takes_much_less_than_what_is_left_is_not_waited_fo
         assert result.iterations < 80
 
 
+def test_a_prepared_system_looks_once(monkeypatch):
+    looks = []
+    monkeypatch.setattr(predicted, "_WORTH_SCALAR", 10**6)
+    monkeypatch.setattr(slow_convergence, "factorisation_within", lambda *of, **options: looks.append(of))
+    monkeypatch.setattr(slow_convergence, "quick_look_seconds", lambda A, size: 0.0)
+    with penstock.prepare(SLOW, device="cpu") as system:
+        assert all(system.solve(B[:, number]).converged for number in range(3))
+        system.update(2.0 * SLOW)
+        assert system.solve(B[:, 0]).converged
+    assert len(looks) == 1
+
+
 def test_a_look_that_takes_too_long_is_not_taken(monkeypatch):
     monkeypatch.setattr(slow_convergence, "quick_look_seconds", lambda A, size: 1e9)
     monkeypatch.setattr(predicted, "_WORTH_SCALAR", 10**6)
