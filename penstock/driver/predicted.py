@@ -34,8 +34,9 @@ _TIMES_ORDERS = 2
 # take up to a third less.
 _MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.02, 2.5e-6
 _MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.12e-6, 0.18e-6
-# Coarse matrices are dense where nodes have far more neighbours of neighbours than neighbours: for each time that they are more
-# than usual, each of them, and each entry of the matrix, so many seconds. Some nodes, evenly spaced, tell both numbers.
+# Coarse matrices are dense where nodes have many more neighbours of neighbours than neighbours. The further seconds are this
+# constant times the entries of the matrix, times the neighbours of neighbours of a node, times what their ratio to the neighbours
+# exceeds the usual one by. Both numbers are means over some nodes, evenly spaced.
 _USUAL_GROWTH, _DENSE_ENTRY_SECONDS, _NODES_ASKED, _ROWS_ASKED = 6.0, 0.037e-9, 32, 128
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
 _UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
@@ -59,11 +60,11 @@ def multigrid_iterations(storage_nbytes: int, block_size: int, device_kind: str)
 
 
 def multigrid_seconds(A: SparseMatrix, block_size: int, *, near_null_space_known: bool) -> float:
-    """Return the seconds of set-up and solve with multigrid where it converges as it should."""
+    """Return the seconds of set-up and solve with multigrid where it converges as it should and coarse matrices are sparse."""
     entry_seconds = _MULTIGRID_ENTRY_SECONDS if block_size == 1 else _MULTIGRID_BLOCK_ENTRY_SECONDS
     seconds = _MULTIGRID_SECONDS + _MULTIGRID_ROW_SECONDS * A.shape[0] + entry_seconds * A.nnz
     harder = _FRAMES if block_size >= _UNKNOWNS_OF_FRAMES else 1.0
-    return seconds * harder * (1.0 if near_null_space_known else _NOTHING_KNOWN) + dense_levels_seconds(A, block_size)
+    return seconds * harder * (1.0 if near_null_space_known else _NOTHING_KNOWN)
 
 
 def dense_levels_seconds(A: SparseMatrix, block_size: int) -> float:
@@ -164,4 +165,5 @@ def cheap_factorisation(
 ) -> tuple[FactorisationSpec, float] | None:
     """Return the specification of a factorisation and its predicted seconds, or None if multigrid is predicted to be faster."""
     seconds = multigrid_seconds(A, block_size, near_null_space_known=near_null_space_known)
+    seconds += dense_levels_seconds(A, block_size)
     return factorisation_within(A, block_size, seconds, quick=True)

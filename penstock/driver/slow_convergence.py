@@ -98,16 +98,18 @@ class _Look:
 
     def __init__(self, A: SparseMatrix, block_size: int) -> None:
         self._A, self._size, self._taken = A, block_size, False
-        self.multigrid_seconds = multigrid_seconds(A, block_size, near_null_space_known=False)
-        #: What it takes of these because its coarse matrices are dense.
-        self.dense_seconds = dense_levels_seconds(A, block_size)
+        # Of multigrid, and those of them that dense coarse matrices cost; known once the look is taken.
+        self.multigrid_seconds = self.dense_seconds = 0.0
         self._found: tuple[FactorisationSpec, float] | None = None
 
     def found(self, most_seconds: float = 0.0) -> tuple[FactorisationSpec, float] | None:
         """Return the factorisation and its predicted seconds; None if it takes longer than these, and than multigrid."""
         if not self._taken:
+            self._taken, self.dense_seconds = True, dense_levels_seconds(self._A, self._size)
+            usual = multigrid_seconds(self._A, self._size, near_null_space_known=False)
+            self.multigrid_seconds = usual + self.dense_seconds
             most_seconds = max(most_seconds, self.multigrid_seconds)
-            self._taken, self._found = True, factorisation_within(self._A, self._size, most_seconds, quick=True)
+            self._found = factorisation_within(self._A, self._size, most_seconds, quick=True)
         return self._found
 
     def pays(self, left_seconds: float) -> bool:
@@ -151,8 +153,7 @@ def _look_of(system: OpenSystem) -> _Look | None:
     A = system.A
     if system.look is None and isinstance(A, SparseMatrix) and A.device.kind == "cpu":
         system.look = _Look(A, system.decided.spec.block_size)
-    look: _Look | None = system.look
-    return look
+    return system.look  # type: ignore[no-any-return]
 
 
 def _factorisation_pays(system: OpenSystem, left_seconds: float) -> bool:
@@ -267,8 +268,7 @@ def _changed_if_slow(
     while following is not None:
         change, spec = following, system.decided.spec
         of_solve = (rtol, limits["atol"], limits["maxiter"], limits["monitor"])
-        stands_still, sooner = change.stands_still, change.sooner
-        watch = ConvergenceWatch(change.worth, change.tried, *of_solve, stands_still=stands_still, sooner=sooner)
+        watch = ConvergenceWatch(change.worth, change.tried, *of_solve, change.stands_still, change.sooner)
         result = run({**limits, "monitor": watch})
         if not watch.expected or result.converged:
             return result

@@ -284,7 +284,7 @@ def _hubs(rows: BlockRows) -> Array:
 
 
 def most_couplings(entries: int, nodes: int) -> int:
-    """Return the couplings that a node of some nodes with so many entries may have; one with more is a hub."""
+    """Return the largest number of couplings of a node that is not a hub, in a matrix with so many entries and nodes."""
     return _HUB * (entries // max(1, nodes)) + _MORE
 
 
