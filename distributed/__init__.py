@@ -1,6 +1,7 @@
 """Share a system out among ranks: each has some rows of the matrix and of every vector, and the solvers stay the same."""
 
 from penstock.distributed.coupling import Coupling, columns_within, split_rows
+from penstock.distributed.elements import split_elements
 from penstock.distributed.image import DistributedImage
 from penstock.distributed.matrix import DistributedMatrix
 from penstock.distributed.mpi import MpiCommunicator, gpu_of_rank
@@ -18,5 +19,6 @@ __all__ = [
     "RowPartition",
     "columns_within",
     "gpu_of_rank",
+    "split_elements",
     "split_rows",
 ]

@@ -63,8 +63,9 @@ class Coupling:
         """Return what the neighbour needs of vectors: a view where its rows are adjacent."""
         return x[self.sends]
 
-    def to_device(self, device: Device) -> Coupling:
+    def to_device(self, device: Device | str) -> Coupling:
         """Return the coupling on a device."""
+        device = Device.parse(device)
         sends = self.sends if isinstance(self.sends, slice) else device.asarray(self.sends)
         return Coupling(self.neighbour, self.rows, self.matrix.to_device(device), sends)
 
@@ -173,7 +174,7 @@ def _checked(rows: Any, partition: RowPartition, communicator: MpiCommunicator, 
         raise InputError(f"rows must be a matrix of shape {(own.stop - own.start, partition.rows)}, not {actual}")
     if size < 1 or any(bound % size for bound in partition.bounds):
         raise InputError(f"the partition {partition.bounds} cuts blocks of {size} rows; cut at multiples of them")
-    if isinstance(rows, BsrMatrix) and rows.row_granularity == size:
+    if isinstance(rows, BsrMatrix) and rows.row_granularity == size > 1:
         return rows.to_device(CPU)
     is_ours = isinstance(rows, SparseMatrix)
     csr = csr_of(rows).to_device(CPU) if is_ours else CsrMatrix.from_csr(in_csr(rows, "rows"))

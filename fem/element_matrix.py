@@ -157,8 +157,11 @@ class ElementMatrix:
         Raises
         ------
         InputError
-            If a density is not positive, or there is not one for each element, or the elements are the caller's own.
+            If a density is not positive, or there is not one for each element, the elements are the caller's own, or this is a
+            part of a mesh.
         """
+        if len(self.border):
+            raise InputError("the mass of a part of a mesh is not known; take rows of that of the whole mesh")
         if isinstance(self.element, OwnElement):
             raise InputError(f"the mass of {self.element!r} is not known; give the mass matrix itself")
         return mesh_mass(self.coordinates, self.connectivity, density, self.dof, self.fixed, lumped=lumped)
@@ -252,23 +255,38 @@ class ElementMatrix:
         permutation : array of int, (nodes,)
             The old number of each node.
         """
-        place = np.empty(len(permutation), dtype=np.int32)
+        place = np.arange(len(self._points), dtype=np.int32)  # the border keeps its numbers
         place[permutation] = np.arange(len(permutation), dtype=np.int32)
         connectivity, order = renamed(self.connectivity, place)
+        return self.with_mesh(permutation, self.border, connectivity, order)
+
+    def with_mesh(self, nodes: Array | slice, border: Array, connectivity: Array, order: Array) -> Self:
+        """Return the matrix of some of its nodes and elements, perhaps in another order.
+
+        Parameters
+        ----------
+        nodes : array of int or slice
+            Their numbers in this matrix.
+        border : array, (nodes of the border, 3)
+        connectivity : array of int32, (elements, nodes of an element)
+            In new numbers: those of nodes, then those of the border.
+        order : array of int, (elements,)
+            The numbers of the elements in this matrix.
+        """
         other = object.__new__(type(self))
-        other.element, other.coordinates = self.element, self.coordinates.take(permutation, axis=0)
-        other.connectivity = connectivity
+        other.element, other.coordinates, other.border = self.element, self.coordinates[nodes], border
+        other.connectivity, other.element_order = connectivity, order
         other.factors = self.factors[order] if self.factors.size else self.factors
-        of_nodes = self.fixed.reshape(-1, self.dof)
-        other.fixed = of_nodes.take(permutation, axis=0).reshape(-1) if self.fixed.size else self.fixed
-        other.element_order = order
+        other.fixed = self.fixed.reshape(-1, self.dof)[nodes].reshape(-1) if self.fixed.size else self.fixed
         return other
 
-    #: The old number of each element of a renumbered matrix.
+    #: Coordinates of nodes that elements have, but the matrix has no rows and columns of; numbered after the others.
+    border: Array = np.empty((0, 3))
+    #: The old number of each element of a renumbered matrix, or of a part of a mesh.
     element_order: Array | None = None
 
     def with_factors_of(self, other: ElementMatrix) -> Self:
-        """Return the matrix with the factors of another one, of the mesh that this one has or is a renumbering of."""
+        """Return the matrix with the factors of another one, of the mesh that this one has, or is a renumbering or a part of."""
         factors = other.factors
         if factors.size and self.element_order is not None:
             factors = factors[self.element_order]
@@ -281,14 +299,21 @@ class ElementMatrix:
 
     @cached_property
     def _lists(self) -> tuple[Array, Array]:
-        offsets, places = list_elements(len(self.coordinates), self.connectivity)
+        offsets, places = list_elements(len(self._points), self.connectivity)
+        offsets = offsets[: len(self.coordinates) + 1]
+        places = places[: offsets[-1]]
         if (lonely := np.flatnonzero(np.diff(offsets) == 0)).size:
             raise InputError(f"{lonely.size} nodes, the first is {lonely[0]}, belong to no element; leave them out")
         return offsets, places
 
+    @cached_property
+    def _points(self) -> Array:
+        """The coordinates of all nodes that elements have."""
+        return np.concatenate([self.coordinates, self.border]) if len(self.border) else self.coordinates
+
     @property
     def _elements(self) -> MeshElements:
-        arrays = (self.coordinates, self.connectivity, self.factors, self.fixed)
+        arrays = (self._points, self.connectivity, self.factors, self.fixed)
         numbers = np.array(self.element.parameters, dtype=np.float64)
         if isinstance(self.element, OwnElement):
             return MeshElements(*arrays, numbers, self.dof, *self._lists, own=self.element)

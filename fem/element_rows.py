@@ -36,6 +36,7 @@ class MeshElements:
     Parameters
     ----------
     coordinates : array, (nodes, 3) float64
+        Those of a border, which have no rows and columns, after the others.
     connectivity : array, (elements, nodes of an element) int32
     factors : array, (elements,) or (0,) float64
         Of the stiffness of each element; empty if all are 1.
@@ -45,8 +46,8 @@ class MeshElements:
         Lame's lambda and mu, the conductivity and 0, or those of an element of the user.
     dof : int
         1, 3 or 6.
-    element_offsets, node_elements : array, (nodes + 1,) int64, and (elements * nodes of an element,) int32
-        For each node, its places in the connectivity, ascending.
+    element_offsets, node_elements : array, (rows + 1,) int64, and int32
+        For each node that has a row, its places in the connectivity, ascending.
 
     Notes
     -----
@@ -80,7 +81,7 @@ class MeshElements:
 
 @dataclass(frozen=True, eq=False)
 class RowPattern:
-    """The columns of every row of blocks: all of them, or those from the diagonal on.
+    """The columns of every row of blocks: all of them, or those from the diagonal on; a node of a border has none.
 
     Parameters
     ----------
@@ -192,7 +193,8 @@ def _fill_on_gpu(
     mesh = (elements.coordinates, elements.connectivity, elements.factors, np.int32(elements.factors.size == 0))
     fixed = (elements.fixed, np.int32(elements.fixed.size > 0), np.int32(elements.repeats))
     lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
-    sizes = (np.int64(start), np.int64(stop - start), np.int32(slab.parts))
+    columns = elements.element_offsets.size - 1
+    sizes = (np.int64(start), np.int64(stop - start), np.int32(columns), np.int32(slab.parts))
     starts = pattern.chunk_starts[start // HEIGHT :]
     of_column = pattern.columns.itemsize
     of_block = elements.dof**2 * slab.values.itemsize + of_column
@@ -318,6 +320,7 @@ def _fill_values(
 ) -> None:  # fmt: skip
     """Add the rows of all elements of each node, in the order of their numbers, to zeros."""
     size, scalars, between = connectivity.shape[1], dof * dof, HEIGHT if chunked else 1
+    columns = element_offsets.size - 1
     for row in range(begin, end):
         node = start + row
         x, g, blocks, wanted = (
@@ -330,7 +333,7 @@ def _fill_values(
         for entry in range(element_offsets[node], element_offsets[node + 1]):
             element, own = places[entry] // size, places[entry] % size
             for b in range(size):
-                wanted[b] = not half or connectivity[element, b] >= node
+                wanted[b] = connectivity[element, b] < columns and (not half or connectivity[element, b] >= node)
                 for c in range(3):
                     x[b, c] = coordinates[connectivity[element, b], c]
             factor = factors[element] if factors.size else 1.0

@@ -27,11 +27,11 @@ def list_elements(nodes: int, connectivity: Array) -> tuple[Array, Array]:
 @serial_kernel
 def _columns_of(node: int, offsets: Array, places: Array, connectivity: Array, half: bool, columns: Array) -> int:
     """Write the ascending columns of the row of a node, and return their number."""
-    size, count = connectivity.shape[1], 0
+    size, count, columns_in_all = connectivity.shape[1], 0, offsets.size - 1
     for entry in range(offsets[node], offsets[node + 1]):
         for b in range(size):
             other = connectivity[places[entry] // size, b]
-            if half and other < node:
+            if other >= columns_in_all or (half and other < node):
                 continue
             at = count
             while at > 0 and columns[at - 1] > other:
@@ -50,7 +50,7 @@ def find_columns(
 ) -> Array:
     """Write the ascending columns of every row from its start on, if there are starts, and return their numbers.
 
-    ``limit`` is the most columns that a row may have, with those that are found more than once.
+    There are as many columns as rows. ``limit`` is the most that a row may have, with those that are found more than once.
     """
     counts = np.zeros(offsets.size - 1, dtype=np.int64)
     _find_columns(counts.size, offsets, places, connectivity, half, limit, starts, columns, counts)

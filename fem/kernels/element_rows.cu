@@ -244,6 +244,7 @@ struct OwnPhysics {
 // element_offsets    [nodes + 1] into node_elements: for each node, its places in the connectivity
 // pattern_offsets    [nodes + 1] into pattern: the columns of the row of each node; with `upper` those from the node on
 // chunk_starts       where the chunks of the whole matrix begin, in blocks, from the slab's first chunk on; for CHUNKS
+// all_columns        of the matrix: nodes from there on have none
 // parts              which arrays are written: 1 offsets and indices, 2 values
 // widest             rows of up to this many blocks are added up in shared memory; none if it is 0
 //
@@ -251,7 +252,7 @@ struct OwnPhysics {
 // and one column more.
 template <typename Shape, typename Physics, typename Offset, int layout, bool upper>
 __global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 : 4) element_rows(
-    const long long start, const long long rows, const int parts, const double* __restrict__ coordinates,
+    const long long start, const long long rows, const int all_columns, const int parts, const double* __restrict__ coordinates,
     const int* __restrict__ connectivity, const double* __restrict__ factors, const int uniform,
     const double* __restrict__ parameters, const unsigned char* __restrict__ fixed, const int has_fixed,
     const int repeats, const long long* __restrict__ element_offsets, const int* __restrict__ node_elements,
@@ -341,7 +342,7 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 :
 #pragma unroll
             for (int other = 1; other < LANES; ++other)
                 if (lane == other) others[index] = nodes[Shape::node_of(other, index)];
-            if (!active || (upper && others[index] < node)) others[index] = -1;
+            if (!active || others[index] >= all_columns || (upper && others[index] < node)) others[index] = -1;
         }
         const double factor = uniform ? 1.0 : factors[element];
         Shape shape(lane, x, parameters);

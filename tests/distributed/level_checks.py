@@ -5,19 +5,24 @@ import scipy.sparse
 from awkward_systems import diffusion, flat_hexahedra, jumping
 from rank_systems import all_rows, device, get, message_of, put
 
+import penstock
 from penstock.distributed import (
     DistributedImage,
     DistributedMatrix,
     DistributedStreamedMatrix,
     RowPartition,
+    split_elements,
     split_rows,
 )
-from penstock.fem import Cantilever, LognormalMaterial, TwoPhaseMaterial
+from penstock.fem import BoxMesh, Cantilever, HeatConduction, LinearElasticity, LognormalMaterial, TwoPhaseMaterial
 from penstock.solvers import block_cg, cg, chebyshev, smoothed_aggregation, solve_by_image
 from penstock.solvers.amg.smoothed_aggregation import with_new_values
 from penstock.spmv import CsrMatrix, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
-from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
+from penstock.streaming import HostStore, MadeStore, Ring, StreamedMatrix, Workload, index_of, layer_order
+
+#: Of a hexahedron.
+TETRAHEDRA = ((0, 1, 2, 6), (0, 2, 3, 6), (0, 3, 7, 6), (0, 7, 4, 6), (0, 4, 5, 6), (0, 5, 1, 6))
 
 
 def coarse_levels(ranks):
@@ -177,6 +182,52 @@ def wide_edges(ranks):
             found = all_rows(ranks, chebyshev(A, 5) @ put(ranks, v[own]))
             expected = chebyshev(matrix, 5) @ v
             yield "a polynomial", np.allclose(found, expected, rtol=0, atol=1e-12 * abs(expected).max())
+
+
+def elements(ranks):
+    """A mesh in random order is shared out by its nodes: its entries are those of the whole, in memory and on arrival."""
+    rng, mesh = np.random.default_rng(4), BoxMesh((33, 6, 5))
+    permutation = rng.permutation(33 * 30)
+    points, place = mesh.coordinates()[permutation], np.argsort(permutation)
+    tetrahedra = place[np.concatenate([mesh.connectivity()[:, list(corners)] for corners in TETRAHEDRA])]
+    for dof, element in ((1, HeatConduction(2.0)), (3, LinearElasticity())):
+        fixed = (np.flatnonzero(points[:, 0] == 0)[:, None] * dof + np.arange(dof)).ravel()
+        factors = rng.uniform(0.5, 2.0, len(tetrahedra))
+        body = penstock.ElementMatrix(points, tetrahedra, element=element, material=factors, fixed=fixed)
+        body = body.renumbered(layer_order(points).permutation)
+        matrix, b = body.to_csr(), rng.normal(size=body.shape[0]) * (body.fixed == 0)
+        partition = RowPartition.even(body.shape[0], ranks.size, multiple=30 * dof)
+        own = partition.of(ranks.rank)
+        square, couplings = split_elements(body, partition, ranks)
+        yield "the square, bit for bit", (square.to_csr() != matrix[own, own]).nnz == 0
+        couplings = [coupling.to_device(device(ranks)) for coupling in couplings]
+        A = DistributedMatrix(square.matrix("symmetric_bsr", device=device(ranks)), couplings, ranks)
+        x = rng.normal(size=len(b))
+        scale = (abs(matrix) @ abs(x))[own]
+        yield "products", bool((abs(get(A @ put(ranks, x[own])) - (matrix @ x)[own]) <= 4e-15 * scale).all())
+        index = index_of(square.symbolic_slabs(6, "symmetric_bsr"), square.shape)
+        store = MadeStore(index, square.row_maker("symmetric_bsr", device(ranks)))
+        plan = {"workload": Workload(degree=9), "ring": Ring(sweeps="alternate", on_arrival=True)}
+        with StreamedMatrix(store, int(0.7 * index.nbytes), device=device(ranks), **plan) as on_arrival:
+            yield f"{on_arrival.plan.slots} slots", on_arrival.plan.slots >= 2
+            for system in (A, DistributedStreamedMatrix(on_arrival, couplings, ranks)):
+                M = smoothed_aggregation(system, block_size=dof, coordinates=square.coordinates)
+                found = cg(system, put(ranks, b[own]), M=M, rtol=1e-9)
+                true = np.linalg.norm(b - matrix @ all_rows(ranks, found.x)) / np.linalg.norm(b)
+                yield f"true residual {true} after {found.iterations}", found.converged and true <= 1.1e-9
+            yield "nothing is streamed", on_arrival.bytes_streamed == 0
+        other = square.with_factors_of(body.with_material(body.factors[::-1]))
+        expected = body.with_material(body.factors[::-1]).to_csr()[own, own]
+        yield "another material", (other.to_csr() != expected).nnz == 0
+    uneven = RowPartition((0, *[body.shape[0]] * ranks.size))
+    yield (
+        "a rank without nodes",
+        ranks.size == 1 or "a part has nodes" in message_of(lambda: split_elements(body, uneven, ranks)),
+    )
+    cut = RowPartition((0, *range(4, 4 + ranks.size - 1), body.shape[0]))
+    yield "cut nodes", ranks.size == 1 or "cuts nodes" in message_of(lambda: split_elements(body, cut, ranks))
+    fewer = RowPartition((0, body.shape[0] - 3))
+    yield "other rows", "shares out" in message_of(lambda: split_elements(body, fewer, ranks))
 
 
 def streamed(ranks):

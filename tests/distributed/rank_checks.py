@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse
-from level_checks import coarse_levels, different_arguments, images, streamed, strong_couplings, wide_edges
+from level_checks import coarse_levels, different_arguments, elements, images, streamed, strong_couplings, wide_edges
 from rank_systems import (
     BEAM,
     LOAD,
@@ -244,6 +244,7 @@ CHECKS = (
     strong_couplings,
     different_arguments,
     images,
+    elements,
     refusals,
     disagreements,
     stored_in_single_precision,

@@ -11,6 +11,7 @@ import penstock
 from penstock.fem import BoxMesh, HeatConduction, LinearElasticity
 from penstock.fem.elasticity import lame_parameters
 from penstock.fem.element_rows import FORMATS
+from penstock.fem.mesh_parts import coupling_of, square_of
 from penstock.spmv import CsrMatrix, InputError, format_named
 
 #: Tetrahedra of a hexahedron.
@@ -135,6 +136,55 @@ def test_neither_cuts_nor_parts_change_a_bit(target, name, shape):
         assert np.concatenate([slab[key] for slab in slabs]).tobytes() == whole[key].tobytes()
     for key, array in {**structure, **values}.items():
         assert array.tobytes() == whole[key].tobytes()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", ["tetrahedra", "hexahedra"])
+@pytest.mark.parametrize("dof", [1, 3])
+def test_a_part_of_a_mesh_makes_a_square_of_its_matrix(target, name, shape, dof):
+    matrix = body(shape, dof, shuffled=True)
+    square = square_of(matrix, 40, 130)
+    host = square.matrix(name)
+
+    [made] = make(target, square, name)
+
+    own = slice(40 * dof, 130 * dof)
+    assert len(square.border)
+    assert (host.to_csr() != matrix.matrix(name).to_csr()[own, own]).nnz == 0
+    for key, array in made.items():
+        bound = 100 * 2.0**-53 * abs(host.values).max() if key == "values" else 0
+        np.testing.assert_allclose(array, host.arrays()[key], rtol=0, atol=bound)
+
+
+def test_a_part_of_a_mesh_is_a_matrix_of_its_own():
+    matrix = body("tetrahedra", 3, (12, 5, 5), shuffled=True)
+    square = square_of(matrix, 30, 240)
+    expected = matrix.to_csr()[90:720, 90:720]
+    b = np.random.default_rng(3).standard_normal(630)
+    permutation = np.random.default_rng(4).permutation(210)
+    unknowns = (3 * permutation[:, None] + np.arange(3)).ravel()
+
+    result = penstock.solve(square, b, memory="150 KiB", device="cpu")
+
+    assert np.linalg.norm(b - expected @ result.x) <= 1.01e-8 * np.linalg.norm(b)
+    assert (
+        abs(square.renumbered(permutation).to_csr() - expected[unknowns][:, unknowns]).max()
+        < 1e-13 * abs(expected).max()
+    )
+    with pytest.raises(InputError, match="part of a mesh"):
+        square.mass()
+    with pytest.raises(InputError, match="part of a mesh already"):
+        coupling_of(square, 0, 10)
+
+
+def test_other_columns_of_a_part_of_a_mesh_are_those_of_its_matrix():
+    for dof, (start, stop) in itertools.product((1, 3), ((0, 180), (17, 90), (100, 180))):
+        matrix = body("tetrahedra", dof, shuffled=True)
+        expected = matrix.to_csr()[start * dof : stop * dof].tolil()
+        expected[:, start * dof : stop * dof] = 0
+
+        assert (coupling_of(matrix, start, stop).to_csr() != expected.tocsr()).nnz == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,0 +1,64 @@
+"""The matrix of a mesh, shared out among ranks: each assembles its own rows, or has them assembled where they are used."""
+
+from __future__ import annotations
+
+from penstock.distributed.coupling import Coupling, split_rows
+from penstock.distributed.mpi import MpiCommunicator
+from penstock.distributed.partition import RowPartition
+from penstock.fem.element_matrix import ElementMatrix
+from penstock.fem.mesh_parts import coupling_of, square_of
+from penstock.spmv import InputError
+
+
+def split_elements(
+    body: ElementMatrix, partition: RowPartition, communicator: MpiCommunicator
+) -> tuple[ElementMatrix, list[Coupling]]:
+    """Split the matrix of a mesh into this rank's square, which is not assembled, and its couplings, on the host. Collective.
+
+    As :func:`split_rows` does of rows, but no rank ever holds the matrix. Entries are those of the whole matrix, bit for bit.
+
+    Parameters
+    ----------
+    body : ElementMatrix
+        Of the whole mesh, on every rank; it can be deleted afterwards. Nodes should be in layers, as of
+        :func:`penstock.streaming.layer_order`, so that a rank couples with the one before and the one after only.
+    partition : RowPartition
+        Of the unknowns, cut at nodes; every rank has some.
+    communicator : MpiCommunicator
+
+    Returns
+    -------
+    ElementMatrix, (own rows, own rows), and list of Coupling
+        ``square.matrix(…, device=…)`` assembles it for a :class:`DistributedMatrix`; a :class:`penstock.streaming.MadeStore` of
+        its :meth:`~penstock.ElementMatrix.row_maker` lets a :class:`DistributedStreamedMatrix` assemble it on arrival.
+
+    Raises
+    ------
+    InputError
+        On all ranks, if the partition is of another number of ranks or rows, cuts nodes, or leaves a rank without any.
+
+    Examples
+    --------
+    >>> import penstock
+    >>> from penstock.distributed import DistributedMatrix, MpiCommunicator, RowPartition, split_elements
+    >>> from penstock.fem import BoxMesh
+    >>> mesh, ranks = BoxMesh(nodes=(9, 3, 3)), MpiCommunicator()
+    >>> body = penstock.ElementMatrix(mesh.coordinates(), mesh.connectivity())
+    >>> partition = RowPartition.even(body.shape[0], ranks.size, multiple=body.dof)
+    >>> square, couplings = split_elements(body, partition, ranks)
+    >>> A = DistributedMatrix(square.matrix("symmetric_bsr"), couplings, ranks)
+    >>> A.shape[0] <= body.shape[0]
+    True
+    """
+    dof, rank = body.dof, communicator.rank
+    with communicator.together():
+        if partition.ranks != communicator.size or partition.rows != body.shape[0]:
+            have, wanted = f"{partition.rows} rows on {partition.ranks}", f"{body.shape[0]} on {communicator.size}"
+            raise InputError(f"the partition shares out {have} ranks, but there are {wanted}")
+        if any(bound % dof for bound in partition.bounds):
+            raise InputError(f"the partition {partition.bounds} cuts nodes of {dof} unknowns; cut at multiples of them")
+        own = partition.of(rank)
+        nodes = own.start // dof, own.stop // dof
+        square, rows = square_of(body, *nodes), coupling_of(body, *nodes)
+    _, couplings = split_rows(rows, partition, communicator, block_size=dof)
+    return square, couplings
