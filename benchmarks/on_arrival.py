@@ -10,8 +10,10 @@ random load to a true relative residual of 1e-8 with nothing of the matrix resid
 ``setup_seconds`` make it. Peers are the same with the matrix in memory, and streamed through the same ring from page-locked host
 memory, on a CPU from a disk. ``-tetrahedra`` and ``-hexahedra`` are meshes of any shape, here distorted boxes: assembly, and
 whole calls of :func:`penstock.solve` from coordinates and connectivity in random order, whose peer is the call with a SciPy CSR
-matrix of the same body, assembled before. ``on_arrival/run/cantilever_cuda`` is ``penstock run examples/cantilever_cuda.yaml`` on
-a GPU, a process from its start to the results; ``setup_seconds`` are those of assembly and preconditioner.
+matrix of the same body, assembled before. ``on_arrival/elements/<mesh>`` are solves on a GPU while the elements stay in host
+memory; the floor is the time to copy them, the peer is the solve with the elements on the GPU. ``on_arrival/run/cantilever_cuda``
+is ``penstock run examples/cantilever_cuda.yaml`` on a GPU, a process from its start to the results; ``setup_seconds`` are those
+of assembly and preconditioner.
 """
 
 from __future__ import annotations
@@ -41,18 +43,20 @@ from penstock.experiments import Experiment, read_experiment, run_experiment
 from penstock.experiments.cantilever.matrix_storage import open_store, plan_experiment
 from penstock.fem import BoxMesh, Cantilever, LognormalMaterial
 from penstock.fem.element_matrix import ElementMatrix
-from penstock.solvers import cg
+from penstock.solvers import cg, smoothed_aggregation
 from penstock.spmv import Device
 from penstock.spmv.model.timing import time_in_turn
-from penstock.streaming import MemoryBudget, StreamedMatrix
+from penstock.streaming import MadeStore, MemoryBudget, StreamedMatrix, Workload, index_of
 from penstock.streaming.measurement.probes import measure_memory
 from penstock.streaming.measurement.rates import machine_rates
 
-RTOL, REPEATS = 1e-8, 5
+RTOL, REPEATS, SETUPS = 1e-8, 5, 3
 #: An experiment that is run as a user would.
 RUN = Path(__file__).parents[1] / "examples" / "cantilever_cuda.yaml"
 #: Of the stored half, for the ring of slots.
 SHARE = 0.25
+#: Subdivisions of a mesh whose elements stay on the host, and products of a sweep.
+SLABS, DEGREE = 64, 14
 #: Nodes a side of the body of tetrahedra, and the tetrahedra of a hexahedron.
 BODY = {"cpu": 40, "cuda": 146}
 SIX = ((0, 1, 2, 6), (0, 2, 3, 6), (0, 3, 7, 6), (0, 7, 4, 6), (0, 4, 5, 6), (0, 5, 1, 6))
@@ -80,9 +84,12 @@ class Solves:
         self.loads = np.random.default_rng(2).standard_normal((REPEATS + 1, self.beam.unknowns))
 
     def with_matrix(self, A: Any, spec: Any, repeats: int = REPEATS) -> dict[str, Any]:
-        """Set up and solve twice, and return the figures of the second time."""
-        for _ in range(2 if repeats else 1):
+        """Set up and solve once to warm up, then a few times, and return the medians of these."""
+        setups = []
+        for _ in range(SETUPS + 1 if repeats else 1):
+            M = None  # its memory is that of the next one
             setup, M = seconds_of(self.device, functools.partial(spec.build, A))
+            setups.append(setup)
             b = self.device.asarray(self.loads[0])
             seconds, result = seconds_of(self.device, functools.partial(cg, A, b, M=M, rtol=RTOL))
             assert result.converged
@@ -91,7 +98,8 @@ class Solves:
             for load in self.loads[1 : repeats + 1]
         ]
         of_result = {"iterations": result.iterations, "true_residual": result.true_residual}
-        return {"samples": samples or [seconds], "setup_seconds": setup, **of_result}
+        setup = float(np.median(setups[1:] or setups))
+        return {"samples": samples or [seconds], "setup_seconds": setup, "setup_samples": setups[1:], **of_result}
 
     def in_memory(self) -> dict[str, Any]:
         """The stored half in memory."""
@@ -164,6 +172,7 @@ def solve(name: str, nodes: tuple[int, int, int], device: Device, limits: dict[s
         nbytes=of.nbytes,
         peers=peers,
         peer_setup_seconds={"memory": held["setup_seconds"], "streamed": moved["setup_seconds"]},
+        peer_setup_samples={"memory": held["setup_samples"], "streamed": moved["setup_samples"]},
         unknowns=of.beam.unknowns,
         **made,
     )
@@ -237,6 +246,54 @@ def assembly_of_elements(
         del A, maker, make, body
         gc.collect()
     return records
+
+
+def solves_of_elements(name: str, nodes: tuple[int, int, int], device: Device) -> list[dict[str, Any]]:
+    """Return the records of solves on a GPU while the elements stay on the host; peers are those with elements on the GPU."""
+    records = []
+    for shape in ("tetrahedra", "hexahedra"):
+        body = distorted(nodes, shape)
+        index = index_of(body.symbolic_slabs(SLABS, "symmetric_bsr"), body.shape)
+        loads = np.random.default_rng(2).standard_normal((REPEATS + 1, body.shape[0]))
+        loads[:, body.fixed > 0] = 0
+        seconds, held = {}, {}
+        for way, between in (("device", None), ("host", [*index.row_starts, index.shape[0]])):
+            maker = body.row_maker("symmetric_bsr", device, between=between)
+            budget, workload = int(SHARE * index.nbytes), Workload(degree=DEGREE)
+            with StreamedMatrix(MadeStore(index, maker), budget, device=device, workload=workload) as A:
+                M = smoothed_aggregation(A, block_size=body.dof, coordinates=body.coordinates)
+                solves = [functools.partial(cg, A, device.asarray(load), M=M, rtol=RTOL) for load in loads]
+                found = [seconds_of(device, one) for one in solves]
+                assert all(result.converged for _, result in found)
+                seconds[way], held[way] = [one for one, _ in found[1:]], maker.nbytes
+                result, moved = found[-1][1], A.plan.sweep_nbytes(0)
+            del maker, A, M, solves
+            gc.collect()
+        entry = record(
+            f"on_arrival/elements/{name}-{shape}",
+            seconds["host"],
+            floor=result.bytes_streamed / (moved / transfer_seconds(device, moved)),
+            nbytes=result.bytes_streamed,
+            peers={"elements_on_the_device": float(np.median(seconds["device"]))},
+            iterations=result.iterations,
+            true_residual=result.true_residual,
+            elements_bytes=held["device"],
+            held_bytes=held["host"],
+            bytes_of_a_sweep=moved,
+            unknowns=body.shape[0],
+        )
+        records.append(printed(entry, "solve"))
+    return records
+
+
+def transfer_seconds(device: Device, nbytes: int) -> float:
+    """Return the seconds in which this many bytes are copied from page-locked memory."""
+    cupy = device.xp
+    source, target = cupy.cuda.alloc_pinned_memory(nbytes), cupy.empty(nbytes, dtype=np.uint8)
+    kind = cupy.cuda.runtime.memcpyHostToDevice
+    return float(
+        np.median(timed(lambda: cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.ptr, nbytes, kind, 0), device))
+    )
 
 
 def whole_calls(name: str, nodes: tuple[int, int, int], device: Device) -> dict[str, Any]:
@@ -341,6 +398,7 @@ def main() -> None:
     records = assembly(f"cube{side}-dof3", (side,) * 3, device, limits)
     records += assembly_of_elements(f"cube{side}-dof3", (side,) * 3, device, limits)
     if on_gpu:
+        records += solves_of_elements(f"cube{side}-dof3", (side,) * 3, device)
         records.append(whole_runs())
     if not arguments.brief:
         records.append(whole_calls(f"cube{BODY[device.kind]}-dof3", (BODY[device.kind],) * 3, device))

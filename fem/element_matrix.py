@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ import scipy.sparse
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
 from penstock.fem.element_rows import LANES, SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
+from penstock.fem.element_windows import StreamedRowMaker, windows_nbytes
 from penstock.fem.mass import mesh_mass
 from penstock.fem.mesh_lists import degenerate_elements, largest_span, list_elements, names_twice, renamed
 from penstock.fem.own_element import OwnElement
@@ -166,23 +168,40 @@ class ElementMatrix:
             raise InputError(f"the mass of {self.element!r} is not known; give the mass matrix itself")
         return mesh_mass(self.coordinates, self.connectivity, density, self.dof, self.fixed, lumped=lumped)
 
-    def row_maker(self, format_name: str, device: Device | str = CPU) -> ElementRowMaker:
-        """Return what makes any rows of the matrix on a device."""
+    def row_maker(
+        self, format_name: str, device: Device | str = CPU, *, between: Sequence[int] | None = None
+    ) -> ElementRowMaker | StreamedRowMaker:
+        """Return what makes any rows of the matrix on a device.
+
+        ``between``: elements stay in host memory, and those of rows between two neighbouring bounds are copied to a GPU to make
+        these; bounds are rows, ascending. On a CPU it changes nothing.
+        """
         device = Device.parse(device)
         pattern = self._pattern(half=format_named(format_name).traits.half)
+        if between is not None and device.kind == "cuda":
+            if isinstance(self.element, OwnElement):
+                first = [0, min(HEIGHT, len(self.coordinates))]
+                self._compare_with_host(StreamedRowMaker(self._elements, pattern, format_name, device, first))
+            bounds = [row // self.dof for row in between]
+            return StreamedRowMaker(self._elements, pattern, format_name, device, bounds)
         with device.current():
             maker = ElementRowMaker(self._elements.to_device(device), pattern.to_device(device), format_name, device)
         if isinstance(self.element, OwnElement) and device.kind == "cuda":
             self._compare_with_host(maker)
         return maker
 
-    def _compare_with_host(self, maker: ElementRowMaker) -> None:
+    def _compare_with_host(self, maker: ElementRowMaker | StreamedRowMaker) -> None:
         """Refuse elements of which a GPU makes other rows than the CPU; the first rows are looked at."""
         outline = self._outline(0, min(HEIGHT, len(self.coordinates)), maker.format_name, np.int64)
         made = maker.device.to_host(assembled(outline, maker).values)
         expected = np.asarray(assembled(outline, self.row_maker(maker.format_name)).values)
         if not abs(made - expected).max(initial=0.0) <= _ALIKE * abs(expected).max(initial=0.0):
             raise InputError(f"the CUDA C++ code of {self.element!r} computes other entries than its function")
+
+    def moved_nbytes(self, format_name: str, between: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes of elements that are copied for all rows between bounds, and the most for two neighbouring ones."""
+        pattern = self._pattern(half=format_named(format_name).traits.half)
+        return windows_nbytes(self._elements, pattern, [row // self.dof for row in between])
 
     @property
     def elements_nbytes(self) -> int:

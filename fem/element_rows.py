@@ -29,6 +29,16 @@ LANES = {4: 1, 8: 4}
 _WIDEST_SHARED = 48
 
 
+@dataclass(frozen=True)
+class Window:
+    """The row, the node and the element that arrays of a part of a mesh begin with, and the columns of all of it, in nodes."""
+
+    row: int
+    node: int
+    element: int
+    columns: int
+
+
 @dataclass(frozen=True, eq=False)
 class MeshElements:
     """The elements of a mesh on a device, from which the values of any rows of its matrix are made.
@@ -64,19 +74,21 @@ class MeshElements:
     node_elements: Array
     own: OwnElement | None = None  # an element of the user, in the place of tetrahedra and hexahedra
     repeats: bool = False  # an element names a node twice
+    window: Window | None = None  # where not all of the mesh is here
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return int(sum(array.nbytes for array in self._arrays().values()))
+        return int(sum(array.nbytes for array in self.arrays().values()))
 
-    def _arrays(self) -> dict[str, Array]:
-        others = ("dof", "own", "repeats")
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name."""
+        others = ("dof", "own", "repeats", "window")
         return {name: array for name, array in vars(self).items() if name not in others}
 
     def to_device(self, device: Device) -> Self:
         """Return the elements on a device."""
-        return replace(self, **{name: device.asarray(array) for name, array in self._arrays().items()})
+        return replace(self, **{name: device.asarray(array) for name, array in self.arrays().items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,12 +128,15 @@ class RowPattern:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return int(self.offsets.nbytes + self.columns.nbytes + self.chunk_starts.nbytes)
+        return int(sum(array.nbytes for array in self.arrays().values()))
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name."""
+        return {name: array for name, array in vars(self).items() if name != "widest"}
 
     def to_device(self, device: Device) -> Self:
         """Return the pattern on a device."""
-        arrays = {name: device.asarray(getattr(self, name)) for name in ("offsets", "columns", "chunk_starts")}
-        return replace(self, **arrays)
+        return replace(self, **{name: device.asarray(array) for name, array in self.arrays().items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,9 +208,10 @@ def _fill_on_gpu(
     mesh = (elements.coordinates, elements.connectivity, elements.factors, np.int32(elements.factors.size == 0))
     fixed = (elements.fixed, np.int32(elements.fixed.size > 0), np.int32(elements.repeats))
     lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
-    columns = elements.element_offsets.size - 1
-    sizes = (np.int64(start), np.int64(stop - start), np.int32(columns), np.int32(slab.parts))
-    starts = pattern.chunk_starts[start // HEIGHT :]
+    window = elements.window or Window(0, 0, 0, columns=elements.element_offsets.size - 1)
+    first = (np.int64(window.row), np.int32(window.node), np.int32(window.element))
+    sizes = (np.int64(start), np.int64(stop - start), np.int32(window.columns), *first, np.int32(slab.parts))
+    starts = pattern.chunk_starts[(start - window.row) // HEIGHT :]
     of_column = pattern.columns.itemsize
     of_block = elements.dof**2 * slab.values.itemsize + of_column
     widest = min(pattern.widest, shared_limit(slab.values) // (HEIGHT * of_block) - 1, _WIDEST_SHARED)

@@ -107,7 +107,7 @@ class StreamedMatrix(SweptMatrix):
             raise InputError("workload and ring are decided by the plan; give one or the other")
         self._planned, self._warned = (plan or workload or ring) is not None, False
         if plan is None and makes_on(store, self.device):
-            ring = replace(ring or Ring(), on_arrival=True)
+            ring = replace(ring or Ring(), on_arrival=True, moved_share=store.moved_share)
         if plan is not None and plan.ring.on_arrival != makes_on(store, self.device):
             raise InputError(
                 "the plan is for another kind of store: with Ring(on_arrival=True) it is for a MadeStore only"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from penstock.driver.request import Placement, Request
 from penstock.driver.row_order import BY_LEVELS, IN_LAYERS, in_best_order, levels_may_pay
 from penstock.fem.element_rows import FORMATS, check_format
 from penstock.solvers import PRECONDITIONERS, method_named
-from penstock.spmv import CPU, Array, Device, InputError, Operator, SparseMatrix
+from penstock.spmv import CPU, Array, BudgetError, Device, InputError, Operator, SparseMatrix
 from penstock.streaming import (
     LevelOrder,
     LinkRates,
@@ -38,6 +39,8 @@ from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine
 _HALF = "symmetric_bsr"
 # Slabs of the index by which it is tested whether a matrix fits.
 _CUT = 64
+# Plans that are made until one fits the elements of its own subdivisions.
+_CUTS_TRIED = 4
 # Nodes are taken to be in random order if an element spans more than four layers of a cube.
 _RANDOM = 4
 
@@ -70,8 +73,11 @@ class MadeMatrix(Protocol):
     def matrix(self, format_name: str, *, device: Device | str) -> SparseMatrix:
         """Assemble all of it in the memory of a device."""
 
-    def row_maker(self, format_name: str, device: Device | str) -> SlabMaker:
-        """Return what makes any of its rows."""
+    def row_maker(self, format_name: str, device: Device | str, *, between: Sequence[int] | None = None) -> SlabMaker:
+        """Return what makes any of its rows, or those between bounds from what is copied for these."""
+
+    def moved_nbytes(self, format_name: str, between: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes that are copied for all rows between bounds, and the most for two neighbouring ones."""
 
     def largest_cut(self, format_name: str) -> int:
         """Return the largest number of slabs."""
@@ -114,6 +120,11 @@ class _InOrder(NamedTuple):
     @property
     def stream_plan(self) -> StreamPlan:
         return self.placement.stream_plan
+
+
+def _bounds(index: MatrixIndex) -> list[int]:
+    """Return the rows between which subdivisions lie."""
+    return [*index.row_starts, index.shape[0]]
 
 
 class MadeMatrixSource:
@@ -196,10 +207,35 @@ class MadeMatrixSource:
         return LevelOrder(permutation, self.matrix.dof)
 
     def _placed(self, matrix: MadeMatrix, request: Request) -> Placement:
-        """Place a matrix in its order."""
+        """Place a matrix in its order, on a GPU with its elements in host memory if they leave no room for it."""
+        try:
+            beside = ("the elements", matrix.elements_nbytes)
+            placement = self._placed_with(matrix, request, Ring(on_arrival=True), beside)
+            placement.check_room(request.device)
+            return placement
+        except BudgetError:
+            if request.device.kind == "cpu":  # where they lie in host memory already
+                raise
+        index = self._rough_index(matrix)
+        moved, most = matrix.moved_nbytes(self._format, _bounds(index))
+        for _ in range(_CUTS_TRIED):
+            ring = Ring(on_arrival=True, moved_share=moved / index.nbytes)
+            placement = self._placed_with(matrix, request, ring, ("the elements of a subdivision", most))
+            index = placement.plan_of_store.index
+            moved, needed = matrix.moved_nbytes(self._format, _bounds(index))
+            if needed <= most and ring.moved_share == moved / index.nbytes:
+                break
+            most = needed
+        return placement
 
-        def index_for(count: int) -> MatrixIndex:
-            return index_of(matrix.symbolic_slabs(count, self._format), matrix.shape)
+    def _index_for(self, matrix: MadeMatrix, count: int) -> MatrixIndex:
+        return index_of(matrix.symbolic_slabs(count, self._format), matrix.shape)
+
+    def _rough_index(self, matrix: MadeMatrix) -> MatrixIndex:
+        return self._index_for(matrix, min(_CUT, matrix.largest_cut(self._format)))
+
+    def _placed_with(self, matrix: MadeMatrix, request: Request, ring: Ring, beside: tuple[str, int]) -> Placement:
+        """Place a matrix with what it is made from beside it."""
 
         def reach_for(index: MatrixIndex) -> int:
             columns = [matrix.coupled_columns(part.row_start, part.row_stop) for part in index.subdivisions]
@@ -209,27 +245,29 @@ class MadeMatrixSource:
             if nbytes < WORTH_MEASURING_NBYTES:
                 return None
             rates = machine_rates(request.device, Path(tempfile.gettempdir()))
-            return replace(rates, link=self._making_rate(matrix, rough))
+            return replace(rates, link=self._making_rate(matrix, rough, copies=not ring.only_makes))
 
-        rough = index_for(min(_CUT, matrix.largest_cut(self._format)))
+        rough = self._rough_index(matrix)
         precision = "float64" if request.precision == "auto" else request.precision  # what an image saves is the link
         return place_index(
             rough,
             replace(request, precision=precision, block_size=matrix.dof),
             reach_for=reach_for,
             rates=rates,
-            index_for=index_for,
-            ring=Ring(on_arrival=True),
-            beside=(("the elements", matrix.elements_nbytes),),
+            index_for=partial(self._index_for, matrix),
+            ring=ring,
+            beside=(beside,),
             entries=True,
             symmetry="by construction: a matrix of elements",
         )
 
-    def _making_rate(self, matrix: MadeMatrix, index: MatrixIndex) -> float:
-        """Return the bytes a second at which a subdivision is made, the second time."""
-        store, device = MadeStore(index, matrix.row_maker(self._format, self._device)), self._device
+    def _making_rate(self, matrix: MadeMatrix, index: MatrixIndex, *, copies: bool) -> float:
+        """Return the bytes a second at which a subdivision is made, perhaps from elements that are copied, the second time."""
+        device, number = self._device, len(index.subdivisions) // 2
+        bounds = _bounds(index)[number : number + 2] if copies else None
+        store = MadeStore(index, matrix.row_maker(self._format, device, between=bounds))
         with device.current():
-            buffer, number = device.xp.empty(max(index.sizes["whole"]), dtype=np.uint8), len(index.subdivisions) // 2
+            buffer = device.xp.empty(max(index.sizes["whole"]), dtype=np.uint8)
             for _ in range(2):
                 device.synchronize()
                 began = time.perf_counter()
@@ -242,7 +280,12 @@ class MadeMatrixSource:
         """Assemble the matrix, or return the store that makes its rows where they are used."""
         with self.reporter.stage("assemble"):
             if placement.plan.slots or placement.image is not None:
-                return MadeStore(placement.plan_of_store.index, self._ordered.row_maker(self._format, self._device))
+                plan = placement.plan_of_store
+                bounds = None if plan.ring.only_makes else _bounds(plan.index)
+                return MadeStore(plan.index, self._ordered.row_maker(self._format, self._device, between=bounds))
+            needed = placement.plan.storage_nbytes + self._ordered.elements_nbytes
+            if self._device.kind != "cpu" and needed > self._device.free_nbytes():
+                return self._ordered.matrix(self._format, device=CPU).to_device(self._device)
             return self._ordered.matrix(self._format, device=self._device)
 
     def check_same_mesh(self, matrix: Any) -> None:

@@ -203,7 +203,7 @@ def estimate_sweep(plan: _PlannedSweeps, rates: LinkRates) -> SweepEstimate:
     """Predict the time of a sweep in steady state."""
     sweep = SweepTimes(plan, rates)
     transferred, computed, waiting = sweep.totals()
-    if plan.ring.on_arrival:  # making subdivisions and multiplying by them share one memory
+    if plan.ring.only_makes:  # making subdivisions and multiplying by them share one memory
         return SweepEstimate(transferred, computed, transferred + computed, transferred + computed)
     overlapped = max(sweep.simulated(True), transferred + waiting)
     return SweepEstimate(transferred, computed, overlapped, sweep.simulated(False))
@@ -212,6 +212,6 @@ def estimate_sweep(plan: _PlannedSweeps, rates: LinkRates) -> SweepEstimate:
 def sweep_bound(plan: _PlannedSweeps, rates: LinkRates) -> tuple[float, float]:
     """Return a lower bound of the time of a sweep, and the time of its transfers alone, without simulating it."""
     transferred, computed, waiting = SweepTimes(plan, rates).totals()
-    if plan.ring.on_arrival:
+    if plan.ring.only_makes:
         return transferred + computed, transferred
     return max(computed, transferred + waiting if plan.schedule.overlap else transferred + computed), transferred

@@ -140,7 +140,7 @@ class StreamPlan:
 
     def sweep_nbytes(self, number: int) -> int:
         """Return the bytes over the link in sweep ``number``."""
-        return 0 if self.ring.on_arrival else self.made_or_moved_nbytes(number)
+        return round(self.made_or_moved_nbytes(number) * (self.ring.moved_share if self.ring.on_arrival else 1.0))
 
     def made_or_moved_nbytes(self, number: int) -> int:
         """Return the bytes that sweep ``number`` brings into the slots, over the link or by making them there."""
@@ -246,7 +246,7 @@ class StreamPlan:
 
     @property
     def _source(self) -> str:
-        return "assembly" if self.ring.on_arrival else "link"
+        return "assembly" if self.ring.only_makes else "link and assembly" if self.ring.on_arrival else "link"
 
     def _binding(self, estimate: SweepEstimate) -> str:
         return self._source if self.ring.on_arrival and estimate.binding == "the link" else estimate.binding
@@ -254,6 +254,12 @@ class StreamPlan:
     def _explained_parts(self) -> str:
         parts = ", ".join(f"{format_nbytes(nbytes)} for {name}" for name, nbytes in self.workload.parts)
         return f", with {parts}" if parts else ""
+
+    def _explained_making(self) -> str:
+        if not self.ring.on_arrival:
+            return ""
+        made_from = "" if self.ring.only_makes else f" from {format_nbytes(self.sweep_nbytes(0))} over the link"
+        return f", in their slots{made_from}"
 
     def _explained_ring(self) -> list[str]:
         lines = []
@@ -264,7 +270,7 @@ class StreamPlan:
             f"resident    {len(self.resident)} subdivisions, {format_nbytes(self.resident_nbytes)}",
             f"{'made' if self.ring.on_arrival else 'streamed':<11} {len(self.index.subdivisions) - len(self.resident)} "
             f"subdivisions, {format_nbytes(self.made_or_moved_nbytes(0))} a sweep"
-            f"{', in their slots' if self.ring.on_arrival else ''}, overlap {'on' if self.ring.overlap else 'off'}",
+            f"{self._explained_making()}, overlap {'on' if self.ring.overlap else 'off'}",
         ]
         if self.workload.degree > 1:
             reach = "their neighbours" if self.reach == 1 else f"the next {self.reach} on either side"

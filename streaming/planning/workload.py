@@ -73,7 +73,9 @@ class Ring:
     resident_structure : bool
         Keep offsets and column indices of all subdivisions, and stream values only.
     on_arrival : bool
-        Subdivisions are made in the slots, as those of a :class:`MadeStore` are: nothing moves over the link.
+        Subdivisions are made in the slots, as those of a :class:`MadeStore` are, from what the device holds.
+    moved_share : float
+        With ``on_arrival``: bytes that move over the link for each byte that is made; 0 if the device holds what it is made from.
 
     Raises
     ------
@@ -95,6 +97,12 @@ class Ring:
     sweeps: SweepOrder = "alternate"
     resident_structure: bool = False
     on_arrival: bool = False
+    moved_share: float = 0.0
+
+    @property
+    def only_makes(self) -> bool:
+        """Whether nothing moves over the link."""
+        return self.on_arrival and not self.moved_share
 
     def __post_init__(self) -> None:
         check_sweep_order(self.sweeps)

@@ -28,7 +28,7 @@ class SlabMaker(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds on the device."""
+        """Bytes that it holds on the device; ``moved_nbytes``, if there are any, are moved there to make all subdivisions."""
 
     def make(self, row_start: int, row_stop: int, arrays: Mapping[str, Array]) -> None:
         """Write the arrays of a slab: those of its structure, its values, or both; on a GPU in CuPy's current stream."""
@@ -56,6 +56,11 @@ class MadeStore:
 
     def __init__(self, index: MatrixIndex, maker: SlabMaker) -> None:
         self.index, self.maker = index, maker
+
+    @property
+    def moved_share(self) -> float:
+        """Bytes that move to the maker's device for a byte that is made there."""
+        return float(getattr(self.maker, "moved_nbytes", 0) / self.index.nbytes)
 
     def make_into(self, number: int, buffer: Array, part: Part = "whole") -> None:
         """Make a part of subdivision ``number`` in a byte buffer of the maker's device."""

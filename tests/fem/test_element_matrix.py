@@ -11,8 +11,10 @@ import penstock
 from penstock.fem import BoxMesh, HeatConduction, LinearElasticity
 from penstock.fem.elasticity import lame_parameters
 from penstock.fem.element_rows import FORMATS
+from penstock.fem.element_windows import windowed
 from penstock.fem.mesh_parts import coupling_of, square_of
-from penstock.spmv import CsrMatrix, InputError, format_named
+from penstock.spmv import CsrMatrix, Device, InputError, format_named
+from penstock.spmv.compilation.table import find_kernel
 
 #: Tetrahedra of a hexahedron.
 SIX = ((0, 1, 2, 6), (0, 2, 3, 6), (0, 3, 7, 6), (0, 7, 4, 6), (0, 4, 5, 6), (0, 5, 1, 6))
@@ -157,6 +159,33 @@ def test_a_part_of_a_mesh_makes_a_square_of_its_matrix(target, name, shape, dof)
         np.testing.assert_allclose(array, host.arrays()[key], rtol=0, atol=bound)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", ["tetrahedra", "hexahedra"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_window_of_a_mesh_makes_the_same_rows(target, name, shape, shuffled):
+    if target.name == "cpu":
+        pytest.skip("elements are in its memory")
+    matrix = body(shape, 3, shuffled=shuffled)
+    [whole] = make(target, matrix, name)
+    maker, slabs = matrix.row_maker(name), matrix.symbolic_slabs(4, name)
+    stops = np.cumsum([slab.shape[0] // 3 for slab in slabs]).tolist()
+    made = []
+
+    for slab, start, stop in zip(slabs, [0, *stops], stops, strict=False):
+        parts = windowed(maker.elements, maker.pattern, start, stop)
+        elements, pattern = (part.to_device(Device("cuda")) if target.name == "gpu" else part for part in parts)
+        arrays = {key: target.put(np.full(array.shape, 77, array.dtype)) for key, array in slab.arrays().items()}
+        arrays.pop("permutation", None)
+        with target.running():
+            find_kernel("element_rows", "fill", "cuda")(elements, pattern, name, start, stop, arrays)
+        made.append({key: target.get(array) for key, array in arrays.items()})
+
+    assert shuffled or len(elements.coordinates) < 0.6 * len(matrix.coordinates)
+    for key in ("column_indices", "values"):
+        assert np.concatenate([slab[key] for slab in made]).tobytes() == whole[key].tobytes()
+
+
 def test_a_part_of_a_mesh_is_a_matrix_of_its_own():
     matrix = body("tetrahedra", 3, (12, 5, 5), shuffled=True)
     square = square_of(matrix, 30, 240)
@@ -204,6 +233,30 @@ def test_systems_are_solved_in_memory_and_on_arrival(device, shape, dof, shuffle
     assert np.linalg.norm(b - matrix.to_csr() @ result.x) <= 1.01e-9 * np.linalg.norm(b)
     assert result.bytes_streamed == 0
     assert ("made        " in result.explain()) == (share is not None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")
+@pytest.mark.parametrize("shape", ["tetrahedra", "hexahedra"])
+@pytest.mark.parametrize("dof", [1, 3])
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("share", [None, 0.3])
+def test_elements_stay_on_the_host_where_they_do_not_fit_a_gpu(shape, dof, shuffled, share, monkeypatch):
+    matrix = body(shape, dof, (25, 9, 9), shuffled=shuffled)
+    A, rng = matrix.matrix("symmetric_bsr"), np.random.default_rng(3)
+    b = rng.standard_normal(matrix.shape[0]) * (matrix.fixed == 0 if matrix.fixed.size else 1)
+    other = matrix.with_material(rng.uniform(1, 2, len(matrix.connectivity)))
+    memory = None if share is None else int(share * A.nbytes)
+    monkeypatch.setattr(penstock.ElementMatrix, "elements_nbytes", 1 << 50)
+
+    with penstock.prepare(matrix, device="cuda", memory=memory) as system:
+        result = system.solve(b, rtol=1e-9)
+        system.update(other)
+        updated = system.solve(b, rtol=1e-9)
+
+    for of, found in ((A.to_csr(), result), (other.to_csr(), updated)):
+        assert np.linalg.norm(b - of @ found.x) <= 1.01e-9 * np.linalg.norm(b)
+    assert ("over the link" in result.explain()) == (result.bytes_streamed > 0) == (share is not None)
 
 
 @pytest.mark.parametrize("device", DEVICES)

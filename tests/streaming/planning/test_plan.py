@@ -451,6 +451,22 @@ class TestWhatASolveTakes:
         assert gpu - cpu == pytest.approx(10 * 150 * 1e-5, rel=0.01)
 
 
+def test_what_subdivisions_are_made_from_may_move_over_the_link():
+    index, rates = index_with([1 << 20] * 32), LinkRates(1e9, 3e12)
+    made, moved = (
+        plan_stream(index, 8 << 20, ring=Ring(slots=4, on_arrival=True, moved_share=share), rates=rates)
+        for share in (0.0, 0.25)
+    )
+
+    assert made.sweep_nbytes(0) == 0
+    assert moved.sweep_nbytes(0) == made.made_or_moved_nbytes(0) // 4 > 0
+    assert "in their slots, overlap" in made.explain()
+    assert "in their slots from 7 MiB over the link, overlap" in moved.explain()
+    assert "link and assembly binds" in moved.explain()
+    # Making shares the memory with products, transfers do not.
+    assert made.predicted_seconds() > moved.predicted_seconds() > 0
+
+
 def test_formats_of_many_more_bytes_come_last():
     from penstock.experiments import Experiment
     from penstock.experiments.cantilever.matrix_storage import _formats
