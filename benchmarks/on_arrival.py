@@ -257,8 +257,8 @@ def solves_of_elements(name: str, nodes: tuple[int, int, int], device: Device) -
         loads = np.random.default_rng(2).standard_normal((REPEATS + 1, body.shape[0]))
         loads[:, body.fixed > 0] = 0
         seconds, held = {}, {}
-        for way, between in (("device", None), ("host", [*index.row_starts, index.shape[0]])):
-            maker = body.row_maker("symmetric_bsr", device, between=between)
+        for way, bounds in (("device", None), ("host", index.row_bounds)):
+            maker = body.row_maker("symmetric_bsr", device, row_bounds=bounds)
             budget, workload = int(SHARE * index.nbytes), Workload(degree=DEGREE)
             with StreamedMatrix(MadeStore(index, maker), budget, device=device, workload=workload) as A:
                 M = smoothed_aggregation(A, block_size=body.dof, coordinates=body.coordinates)

@@ -12,6 +12,8 @@ kernels, of a matrix that has been opened. ``link_passes`` are the bytes over th
 together, in those of the stored half, and ``floor_seconds`` the time to move them. On a CPU the link is a disk. A large cube is
 given as a store in host memory, and solved once for each precision.
 
+On a GPU ``-planes`` records are of a store in host memory whose values are in two planes.
+
 With ``--disk`` the records are ``precision/disk/<precision>/<matrix>`` of a store on disk, those with ``-planes`` of one whose
 values are in two planes; a GPU streams from the disk, too, as it would if the host had no memory for the matrix.
 ``link_passes`` are those of the disk then, and peers the same solve with A streamed from the disk in every iteration.
@@ -34,12 +36,14 @@ from record import argument_parser, printed, record, write
 import penstock
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.spmv import Device
-from penstock.streaming import FileStore, HostStore, StreamedMatrix
+from penstock.streaming import FileStore, HostPlaneStore, HostStore, StreamedMatrix
 from penstock.streaming.measurement.probes import measure_link, measure_memory
 from penstock.streaming.stores.buffers import aligned_buffer
-from penstock.streaming.stores.planes import HighWords
+from penstock.streaming.stores.planes import HighWords, has_planes
 
 RTOL, REPEATS = 1e-8, 5
+#: Subdivisions of a store in host memory.
+SLABS = 128
 #: Of the bytes of the half that is stored in float64.
 SHARES = {"float32": 0.55, "int16": 0.32}
 # Nodes a side of a cube for which kernels are compiled before a large one is measured.
@@ -58,7 +62,7 @@ def measure(
     repeats: int = REPEATS,
 ) -> dict[str, Any]:
     """Return the record of one matrix, precision and memory."""
-    rows = A.index.shape[0] if isinstance(A, HostStore | FileStore) else A.shape[0]
+    rows = A.index.shape[0] if isinstance(A, HostStore | HostPlaneStore | FileStore) else A.shape[0]
     options: dict[str, Any] = {"device": str(device), "coordinates": points, "memory": memory, "precision": precision}
     loads = np.random.default_rng(2).standard_normal((repeats + 1, rows))
     warm, *others = [device.asarray(load) for load in loads]
@@ -76,9 +80,9 @@ def measure(
             assert f"an image of the matrix in {precision}" in system.explain()
             image = system.nbytes - matrix.plan.storage_nbytes
             moved += matrix.plan.resident_nbytes
-            if isinstance(A, FileStore):  # of planes, the image has read one before
-                moved += HighWords(A).index.nbytes if A.planes else 0
-            elif device.kind == "cpu":  # a GPU rounds what it streams
+            if has_planes(A):  # of which the image has read one before
+                moved += HighWords(A).index.nbytes
+            elif not isinstance(A, FileStore) and device.kind == "cpu":  # a GPU rounds what it streams
                 moved += image
         whole = matrix.store.index.nbytes if isinstance(matrix, StreamedMatrix) else matrix.nbytes
         solves = [seconds_of(device, functools.partial(system.solve, other, rtol=RTOL)) for other in others]
@@ -200,6 +204,12 @@ def main() -> None:
             memory = int(share * half)
             ways += [("float64", memory, f"-beside-{precision}"), (precision, memory)]
         records += [measure(name, A, points, device, limits, *way) for way in ways]
+        if on_gpu:  # whose host holds the matrix in two planes
+            del A
+            beam = Cantilever(nodes=nodes, dof=3, material=LognormalMaterial(sigma=0.5))
+            with HostPlaneStore.create(beam.subdivisions(SLABS, "symmetric_bsr"), beam.shape) as in_planes:
+                way = ("float32", int(SHARES["float32"] * half), "-planes")
+                records.append(measure(name, in_planes, points, device, limits, *way))
     write("precision", arguments, limits, records)
     print(f"{time.perf_counter() - began:.0f} s")
 

@@ -15,7 +15,8 @@ def split_elements(
 ) -> tuple[ElementMatrix, list[Coupling]]:
     """Split the matrix of a mesh into this rank's square, which is not assembled, and its couplings, on the host. Collective.
 
-    As :func:`split_rows` does of rows, but no rank ever holds the matrix. Entries are those of the whole matrix, bit for bit.
+    As :func:`split_rows` does of rows, but no rank ever holds the matrix. Entries are those of the whole matrix, on a CPU bit for
+    bit, on a GPU to rounding.
 
     Parameters
     ----------
@@ -53,12 +54,14 @@ def split_elements(
     dof, rank = body.dof, communicator.rank
     with communicator.together():
         if partition.ranks != communicator.size or partition.rows != body.shape[0]:
-            have, wanted = f"{partition.rows} rows on {partition.ranks}", f"{body.shape[0]} on {communicator.size}"
-            raise InputError(f"the partition shares out {have} ranks, but there are {wanted}")
+            raise InputError(
+                f"the partition has {partition.rows} rows on {partition.ranks} ranks; the matrix has {body.shape[0]} rows, "
+                f"and there are {communicator.size} ranks"
+            )
         if any(bound % dof for bound in partition.bounds):
             raise InputError(f"the partition {partition.bounds} cuts nodes of {dof} unknowns; cut at multiples of them")
         own = partition.of(rank)
         nodes = own.start // dof, own.stop // dof
         square, rows = square_of(body, *nodes), coupling_of(body, *nodes)
-    _, couplings = split_rows(rows, partition, communicator, block_size=dof)
+    _, couplings = split_rows(rows, partition, communicator, block_size=dof)  # the square of these rows is empty
     return square, couplings

@@ -140,6 +140,9 @@ class BoxRowMaker:
     device: Device = CPU
     chunk_starts: Array | None = None
 
+    #: It holds all that rows are made from.
+    moved_nbytes = 0
+
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""

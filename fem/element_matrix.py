@@ -13,7 +13,7 @@ import scipy.sparse
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
 from penstock.fem.element_rows import LANES, SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
-from penstock.fem.element_windows import StreamedRowMaker, windows_nbytes
+from penstock.fem.host_elements import HostElementRowMaker, windows_nbytes
 from penstock.fem.mass import mesh_mass
 from penstock.fem.mesh_lists import degenerate_elements, largest_span, list_elements, names_twice, renamed
 from penstock.fem.own_element import OwnElement
@@ -73,6 +73,11 @@ class ElementMatrix:
     >>> result.converged, body.nnz, body.matrix("symmetric_bsr").shape
     (True, 11025, (243, 243))
     """
+
+    #: Coordinates of ghost nodes: those of a part of a mesh that have no rows and columns. They are numbered after the others.
+    ghosts: Array = np.empty((0, 3))
+    #: The number that each element has in the matrix of which this one is a renumbering or a part.
+    element_order: Array | None = None
 
     def __init__(
         self,
@@ -162,51 +167,73 @@ class ElementMatrix:
             If a density is not positive, or there is not one for each element, the elements are the caller's own, or this is a
             part of a mesh.
         """
-        if len(self.border):
+        if len(self.ghosts):
             raise InputError("the mass of a part of a mesh is not known; take rows of that of the whole mesh")
         if isinstance(self.element, OwnElement):
             raise InputError(f"the mass of {self.element!r} is not known; give the mass matrix itself")
         return mesh_mass(self.coordinates, self.connectivity, density, self.dof, self.fixed, lumped=lumped)
 
     def row_maker(
-        self, format_name: str, device: Device | str = CPU, *, between: Sequence[int] | None = None
-    ) -> ElementRowMaker | StreamedRowMaker:
-        """Return what makes any rows of the matrix on a device.
+        self, format_name: str, device: Device | str = CPU, *, row_bounds: Sequence[int] | None = None
+    ) -> ElementRowMaker | HostElementRowMaker:
+        """Return what makes rows of the matrix on a device.
 
-        ``between``: elements stay in host memory, and those of rows between two neighbouring bounds are copied to a GPU to make
-        these; bounds are rows, ascending. On a CPU it changes nothing.
+        Parameters
+        ----------
+        format_name : str
+            ``bsr``, ``sliced_bsr`` or ``symmetric_bsr``.
+        device : Device or str
+        row_bounds : sequence of int, optional
+            Rows at which slabs begin, and the number of rows. The elements then stay in host memory, and those of a slab are
+            copied to a GPU to make it; as many bytes are page-locked. Without effect on a CPU.
+
+        Raises
+        ------
+        InputError
+            If the code of an element of one's own does not compile for a GPU, or computes other entries there, or bounds cut
+            nodes or chunks.
         """
         device = Device.parse(device)
         pattern = self._pattern(half=format_named(format_name).traits.half)
-        if between is not None and device.kind == "cuda":
-            if isinstance(self.element, OwnElement):
-                first = [0, min(HEIGHT, len(self.coordinates))]
-                self._compare_with_host(StreamedRowMaker(self._elements, pattern, format_name, device, first))
-            bounds = [row // self.dof for row in between]
-            return StreamedRowMaker(self._elements, pattern, format_name, device, bounds)
-        with device.current():
-            maker = ElementRowMaker(self._elements.to_device(device), pattern.to_device(device), format_name, device)
-        if isinstance(self.element, OwnElement) and device.kind == "cuda":
+        if row_bounds is None or device.kind == "cpu":
+            with device.current():
+                maker = ElementRowMaker(
+                    self._elements.to_device(device), pattern.to_device(device), format_name, device
+                )
             self._compare_with_host(maker)
-        return maker
+            return maker
+        first = [0, min(HEIGHT, len(self.coordinates))]
+        self._compare_with_host(HostElementRowMaker(self._elements, pattern, format_name, device, first))
+        return HostElementRowMaker(
+            self._elements, pattern, format_name, device, self._node_bounds(format_name, row_bounds)
+        )
 
-    def _compare_with_host(self, maker: ElementRowMaker | StreamedRowMaker) -> None:
-        """Refuse elements of which a GPU makes other rows than the CPU; the first rows are looked at."""
+    def _node_bounds(self, format_name: str, row_bounds: Sequence[int]) -> list[int]:
+        rows = self.dof * (HEIGHT if LAYOUTS[format_name] is Layout.CHUNKS else 1)
+        if any(bound % rows for bound in row_bounds[:-1]) or row_bounds[-1] % self.dof:
+            raise InputError(
+                f"slabs of {format_name} begin at multiples of {rows} rows here, not at {row_bounds[:4]} ..."
+            )
+        return [bound // self.dof for bound in row_bounds]
+
+    def _compare_with_host(self, maker: ElementRowMaker | HostElementRowMaker) -> None:
+        """Refuse elements of the user of which a GPU makes other rows than the CPU; the first rows are looked at."""
+        if not isinstance(self.element, OwnElement) or maker.device.kind == "cpu":
+            return
         outline = self._outline(0, min(HEIGHT, len(self.coordinates)), maker.format_name, np.int64)
         made = maker.device.to_host(assembled(outline, maker).values)
         expected = np.asarray(assembled(outline, self.row_maker(maker.format_name)).values)
         if not abs(made - expected).max(initial=0.0) <= _ALIKE * abs(expected).max(initial=0.0):
             raise InputError(f"the CUDA C++ code of {self.element!r} computes other entries than its function")
 
-    def moved_nbytes(self, format_name: str, between: Sequence[int]) -> tuple[int, int]:
-        """Return the bytes of elements that are copied for all rows between bounds, and the most for two neighbouring ones."""
-        pattern = self._pattern(half=format_named(format_name).traits.half)
-        return windows_nbytes(self._elements, pattern, [row // self.dof for row in between])
+    def elements_nbytes(self, format_name: str = "symmetric_bsr") -> int:
+        """Return the bytes that a :meth:`row_maker` holds on its device."""
+        return self._elements.nbytes + self._pattern(half=format_named(format_name).traits.half).nbytes
 
-    @property
-    def elements_nbytes(self) -> int:
-        """Bytes that a :meth:`row_maker` of half of the matrix holds on its device."""
-        return self._elements.nbytes + self._pattern(half=True).nbytes
+    def window_nbytes(self, format_name: str, row_bounds: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes of elements that are copied to make all slabs between bounds, and to make the largest."""
+        pattern = self._pattern(half=format_named(format_name).traits.half)
+        return windows_nbytes(self._elements, pattern, self._node_bounds(format_name, row_bounds))
 
     def largest_cut(self, format_name: str) -> int:
         """Return the largest number of slabs that a matrix of this format can be cut into."""
@@ -274,38 +301,34 @@ class ElementMatrix:
         permutation : array of int, (nodes,)
             The old number of each node.
         """
-        place = np.arange(len(self._points), dtype=np.int32)  # the border keeps its numbers
+        place = np.arange(len(self._points), dtype=np.int32)  # ghost nodes keep their numbers
         place[permutation] = np.arange(len(permutation), dtype=np.int32)
         connectivity, order = renamed(self.connectivity, place)
-        return self.with_mesh(permutation, self.border, connectivity, order)
+        return self.with_mesh(permutation, self.ghosts, connectivity, order)
 
-    def with_mesh(self, nodes: Array | slice, border: Array, connectivity: Array, order: Array) -> Self:
+    def with_mesh(self, nodes: Array, ghosts: Array, connectivity: Array, order: Array) -> Self:
         """Return the matrix of some of its nodes and elements, perhaps in another order.
 
         Parameters
         ----------
-        nodes : array of int or slice
+        nodes : array of int
             Their numbers in this matrix.
-        border : array, (nodes of the border, 3)
+        ghosts : array, (ghost nodes, 3)
+            Coordinates of further nodes of the elements.
         connectivity : array of int32, (elements, nodes of an element)
-            In new numbers: those of nodes, then those of the border.
+            In new numbers: those of nodes, then those of ghost nodes.
         order : array of int, (elements,)
             The numbers of the elements in this matrix.
         """
         other = object.__new__(type(self))
-        other.element, other.coordinates, other.border = self.element, self.coordinates[nodes], border
+        other.element, other.coordinates, other.ghosts = self.element, self.coordinates[nodes], ghosts
         other.connectivity, other.element_order = connectivity, order
         other.factors = self.factors[order] if self.factors.size else self.factors
         other.fixed = self.fixed.reshape(-1, self.dof)[nodes].reshape(-1) if self.fixed.size else self.fixed
         return other
 
-    #: Coordinates of nodes that elements have, but the matrix has no rows and columns of; numbered after the others.
-    border: Array = np.empty((0, 3))
-    #: The old number of each element of a renumbered matrix, or of a part of a mesh.
-    element_order: Array | None = None
-
     def with_factors_of(self, other: ElementMatrix) -> Self:
-        """Return the matrix with the factors of another one, of the mesh that this one has, or is a renumbering or a part of."""
+        """Return the matrix with the factors of ``other``, of which this one is a renumbering or a part."""
         factors = other.factors
         if factors.size and self.element_order is not None:
             factors = factors[self.element_order]
@@ -328,7 +351,7 @@ class ElementMatrix:
     @cached_property
     def _points(self) -> Array:
         """The coordinates of all nodes that elements have."""
-        return np.concatenate([self.coordinates, self.border]) if len(self.border) else self.coordinates
+        return np.concatenate([self.coordinates, self.ghosts]) if len(self.ghosts) else self.coordinates
 
     @property
     def _elements(self) -> MeshElements:

@@ -31,12 +31,11 @@ _WIDEST_SHARED = 48
 
 @dataclass(frozen=True)
 class Window:
-    """The row, the node and the element that arrays of a part of a mesh begin with, and the columns of all of it, in nodes."""
+    """Which part of a mesh arrays hold: those of rows begin at a node, those of nodes at another; the matrix has more columns."""
 
-    row: int
-    node: int
-    element: int
-    columns: int
+    first_row: int
+    first_node: int
+    columns: int  # of blocks, of the whole matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class MeshElements:
     Parameters
     ----------
     coordinates : array, (nodes, 3) float64
-        Those of a border, which have no rows and columns, after the others.
+        Those of ghost nodes, which have no rows and columns, after the others.
     connectivity : array, (elements, nodes of an element) int32
     factors : array, (elements,) or (0,) float64
         Of the stiffness of each element; empty if all are 1.
@@ -56,8 +55,14 @@ class MeshElements:
         Lame's lambda and mu, the conductivity and 0, or those of an element of the user.
     dof : int
         1, 3 or 6.
-    element_offsets, node_elements : array, (rows + 1,) int64, and int32
+    element_offsets, node_elements : array, (rows + 1,) int64, and (places,) int32
         For each node that has a row, its places in the connectivity, ascending.
+    own : OwnElement, optional
+        An element of the user, in the place of tetrahedra and hexahedra.
+    repeats : bool
+        Whether an element names a node twice.
+    window : Window, optional
+        Where not all of the mesh is here; for a GPU.
 
     Notes
     -----
@@ -72,9 +77,9 @@ class MeshElements:
     dof: int
     element_offsets: Array
     node_elements: Array
-    own: OwnElement | None = None  # an element of the user, in the place of tetrahedra and hexahedra
-    repeats: bool = False  # an element names a node twice
-    window: Window | None = None  # where not all of the mesh is here
+    own: OwnElement | None = None
+    repeats: bool = False
+    window: Window | None = None
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +98,7 @@ class MeshElements:
 
 @dataclass(frozen=True, eq=False)
 class RowPattern:
-    """The columns of every row of blocks: all of them, or those from the diagonal on; a node of a border has none.
+    """The columns of every row of blocks: all of them, or those from the diagonal on; ghost nodes have none.
 
     Parameters
     ----------
@@ -168,6 +173,9 @@ class ElementRowMaker:
     format_name: str
     device: Device = CPU
 
+    #: It holds all that rows are made from.
+    moved_nbytes = 0
+
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
@@ -208,10 +216,10 @@ def _fill_on_gpu(
     mesh = (elements.coordinates, elements.connectivity, elements.factors, np.int32(elements.factors.size == 0))
     fixed = (elements.fixed, np.int32(elements.fixed.size > 0), np.int32(elements.repeats))
     lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
-    window = elements.window or Window(0, 0, 0, columns=elements.element_offsets.size - 1)
-    first = (np.int64(window.row), np.int32(window.node), np.int32(window.element))
+    window = elements.window or Window(0, 0, columns=elements.element_offsets.size - 1)
+    first = (np.int64(window.first_row), np.int32(window.first_node))
     sizes = (np.int64(start), np.int64(stop - start), np.int32(window.columns), *first, np.int32(slab.parts))
-    starts = pattern.chunk_starts[(start - window.row) // HEIGHT :]
+    starts = pattern.chunk_starts[(start - window.first_row) // HEIGHT :]
     of_column = pattern.columns.itemsize
     of_block = elements.dof**2 * slab.values.itemsize + of_column
     widest = min(pattern.widest, shared_limit(slab.values) // (HEIGHT * of_block) - 1, _WIDEST_SHARED)
@@ -228,6 +236,7 @@ def _fill_on_gpu(
 def _fill_on_cpu(
     elements: MeshElements, pattern: RowPattern, name: str, start: int, stop: int, arrays: Mapping[str, Array]
 ) -> None:
+    assert elements.window is None, "a CPU has the whole mesh in its memory"
     chunked, half = LAYOUTS[name] is Layout.CHUNKS, format_named(name).traits.half
     starts = (
         pattern.chunk_starts[start // HEIGHT : -(-stop // HEIGHT) + 1] if chunked else pattern.offsets[start : stop + 1]

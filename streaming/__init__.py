@@ -22,6 +22,7 @@ from penstock.streaming.planning.timeline import Span, Timeline
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.base import PageLockable, Store
 from penstock.streaming.stores.file_store import FileStore
+from penstock.streaming.stores.host_planes import HostPlaneStore
 from penstock.streaming.stores.host_store import HostStore
 from penstock.streaming.stores.made_store import MadeStore, SlabMaker
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
@@ -45,6 +46,7 @@ __all__ = [
     "FileStore",
     "HazardError",
     "HeterogeneousMatrix",
+    "HostPlaneStore",
     "HostStore",
     "LevelOrder",
     "LinkRates",

@@ -11,8 +11,9 @@ from penstock.spmv import Array, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, lowered
 from penstock.streaming.planning.workload import Workload
 from penstock.streaming.stores.base import Store
+from penstock.streaming.stores.host_planes import completed, high_words
 from penstock.streaming.stores.matrix_index import MatrixIndex
-from penstock.streaming.stores.planes import CompletedStore, HighWords, has_planes
+from penstock.streaming.stores.planes import has_planes
 from penstock.streaming.streamed_matrix import StreamedMatrix
 
 _OFFSETS = ("row_offsets", "chunk_offsets")
@@ -54,7 +55,7 @@ def image_of_store(store: Store, values_dtype: Any, budget_nbytes: int, device: 
     """Return an image in memory, on a device, of a matrix that is streamed from a store; of two planes only the high words."""
     lost, source = None, store
     if has_planes(store):
-        lost, source = store.corrections(), HighWords(store)
+        lost, source = store.corrections(), high_words(store)
     with StreamedMatrix(source, budget_nbytes, device=device, workload=Workload(1)) as A:
         return image_of_streamed(A, values_dtype, lost)
 
@@ -62,7 +63,7 @@ def image_of_store(store: Store, values_dtype: Any, budget_nbytes: int, device: 
 def completed_by(image: object, store: Store) -> Store:
     """Return the store from which a matrix is streamed beside its image: of two planes, an image in float32 has one already."""
     if isinstance(image, SparseMatrix) and image.values_dtype == np.float32 and has_planes(store):
-        return CompletedStore(store, image)
+        return completed(store, image)
     return store
 
 

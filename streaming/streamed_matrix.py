@@ -112,6 +112,10 @@ class StreamedMatrix(SweptMatrix):
             raise InputError(
                 "the plan is for another kind of store: with Ring(on_arrival=True) it is for a MadeStore only"
             )
+        if plan is not None and makes_on(store, self.device) and plan.ring.moves_nothing != (not store.moved_share):
+            raise InputError(
+                "the plan and the store differ in whether elements move over the link; see Ring(moved_share=)"
+            )
         available = self.budget.limit_nbytes - self.budget.used_nbytes
         self.plan = plan or plan_stream(index, available, workload, ring)
         if not self.plan.index.same_layout(index):
@@ -252,7 +256,7 @@ class StreamedMatrix(SweptMatrix):
     @property
     def row_bounds(self) -> tuple[int, ...]:
         """Rows at which subdivisions begin, and the number of rows: what lies between is advanced as a whole."""
-        return (*self.plan.index.row_starts, self.shape[0])
+        return self.plan.index.row_bounds
 
     def preferred_degree(self) -> int | None:
         """Return the planned polynomial degree, or else the powers of one sweep; None if nothing is streamed."""

@@ -235,6 +235,8 @@ struct OwnPhysics {
 };
 #endif
 
+// Arrays may hold a window of the mesh: numbers of nodes in them are those of the whole mesh, numbers of elements are not.
+//
 // coordinates        [nodes][3]
 // connectivity       [elements][Shape::NODES]
 // factors            [elements] of the stiffness; none if all are 1
@@ -245,9 +247,8 @@ struct OwnPhysics {
 // pattern_offsets    [nodes + 1] into pattern: the columns of the row of each node; with `upper` those from the node on
 // chunk_starts       where the chunks of the whole matrix begin, in blocks, from the slab's first chunk on; for CHUNKS
 // all_columns        of the matrix: nodes from there on have none
-// first_row          the node that lists of rows begin with; entries of offsets count from that of the whole matrix
+// first_row          the node of the first entry of both offsets, whose values count from the start of the whole lists
 // first_node         the node that coordinates and fixed unknowns begin with
-// first_element      the element that connectivity and factors begin with
 // parts              which arrays are written: 1 offsets and indices, 2 values
 // widest             rows of up to this many blocks are added up in shared memory; none if it is 0
 //
@@ -256,7 +257,7 @@ struct OwnPhysics {
 template <typename Shape, typename Physics, typename Offset, int layout, bool upper>
 __global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 : 4) element_rows(
     const long long start, const long long rows, const int all_columns, const long long first_row, const int first_node,
-    const int first_element, const int parts, const double* __restrict__ coordinates,
+    const int parts, const double* __restrict__ coordinates,
     const int* __restrict__ connectivity, const double* __restrict__ factors, const int uniform,
     const double* __restrict__ parameters, const unsigned char* __restrict__ fixed, const int has_fixed,
     const int repeats, const long long* __restrict__ element_offsets, const int* __restrict__ node_elements,
@@ -270,10 +271,10 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 :
     const int place_in_block = threadIdx.x / 32 * OF_GROUP + threadIdx.x % OF_GROUP, lane = threadIdx.x % 32 / OF_GROUP;
     const long long row = (long long)blockIdx.x * HEIGHT + place_in_block, node = start + row;
     const bool structure = parts & 1, numbers = parts & 2, exists = row < rows;
-    const long long listed = node - first_row, before = pattern_offsets[0];
-    const long long first = exists ? pattern_offsets[listed] : before;
-    const int count = exists ? int(pattern_offsets[listed + 1] - first) : 0;
-    const int* row_columns = pattern + (first - before);
+    const long long local_row = node - first_row, first_offset = pattern_offsets[0];
+    const long long first = exists ? pattern_offsets[local_row] : first_offset;
+    const int count = exists ? int(pattern_offsets[local_row + 1] - first) : 0;
+    const int* row_columns = pattern + (first - first_offset);
     constexpr int between = layout == CHUNKS ? HEIGHT : 1;  // slots of a row, in blocks, and the scalars of a block
     int width = count;
     long long place;  // of the first block of the row
@@ -316,15 +317,13 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 :
 
     constexpr bool has_moduli = Shape::POINTS_OF_LANE > 0;
     const double first_modulus = has_moduli ? parameters[0] : 0.0, second_modulus = has_moduli ? parameters[1] : 0.0;
-    const long long entry = exists ? element_offsets[listed] - element_offsets[0] : 0;
-    const int elements = exists ? int(element_offsets[listed + 1] - element_offsets[listed]) : 0;
+    const long long entry = exists ? element_offsets[local_row] - element_offsets[0] : 0;
+    const int elements = exists ? int(element_offsets[local_row + 1] - element_offsets[local_row]) : 0;
     // Where the next elements are is read ahead: their corners, and the places of the ones after.
-    const int none = first_element * NODES;
-    int next = elements > 0 ? node_elements[entry] : none, after = elements > 1 ? node_elements[entry + 1] : none, nodes[NODES];
+    int next = elements > 0 ? node_elements[entry] : 0, after = elements > 1 ? node_elements[entry + 1] : 0, nodes[NODES];
     const auto fetch = [&]() {
         constexpr int TOGETHER = NODES % 4 == 0 ? 4 : 1;
-        const auto* corners = connectivity + (long long)(next / NODES - first_element) * NODES;
-        const auto* packs = reinterpret_cast<const Pack<int, TOGETHER>*>(corners);
+        const auto* packs = reinterpret_cast<const Pack<int, TOGETHER>*>(connectivity + (long long)(next / NODES) * NODES);
 #pragma unroll
         for (int pack = 0; pack < NODES / TOGETHER; ++pack) {
             const Pack<int, TOGETHER> some = packs[pack];
@@ -342,7 +341,7 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 :
         double x[NODES][3], added[OF_LANE][Physics::SUMS] = {};
 #pragma unroll
         for (int b = 0; b < NODES; ++b)
-            for (int c = 0; c < 3; ++c) x[b][c] = coordinates[(nodes[b] - first_node) * 3ll + c];
+            for (int c = 0; c < 3; ++c) x[b][c] = coordinates[(long long)(nodes[b] - first_node) * 3 + c];
 #pragma unroll
         for (int index = 0; index < OF_LANE; ++index) {
             others[index] = nodes[Shape::node_of(0, index)];
@@ -351,7 +350,7 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 :
                 if (lane == other) others[index] = nodes[Shape::node_of(other, index)];
             if (!active || others[index] >= all_columns || (upper && others[index] < node)) others[index] = -1;
         }
-        const double factor = uniform ? 1.0 : factors[element - first_element];
+        const double factor = uniform ? 1.0 : factors[element];
         Shape shape(lane, x, parameters);
         if constexpr (Shape::POINTS_OF_LANE == 0)
             shape.add_blocks(own, factor, &added[0][0]);
@@ -359,7 +358,7 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 :
             shape.template integrate<Physics>(own, factor, added);
         next = after;
         fetch();
-        after = turn + 2 < elements ? node_elements[entry + turn + 2] : none;
+        after = turn + 2 < elements ? node_elements[entry + turn + 2] : 0;
         for (int turn_of = 0; turn_of < (in_turn ? LANES : 1); ++turn_of) {
             if (in_turn && turn_of > 0) PENSTOCK_SYNC_GROUP();
 #pragma unroll
@@ -378,7 +377,7 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES, Shape::LANES == 1 ? 1 :
         double* block = block_at(slot);
         if (has_fixed)
             for (int k = 0; k < SCALARS; ++k) {
-                const bool held = fixed[(node - first_node) * DOF + k / DOF] || fixed[(column - first_node) * 1ll * DOF + k % DOF];
+                const bool held = fixed[(node - first_node) * DOF + k / DOF] || fixed[(long long)(column - first_node) * DOF + k % DOF];
                 if (held && (column != node || k / DOF != k % DOF)) block[k * to_scalar] = 0.0;
             }
         if (column == node)  // the block of the node with itself is symmetric but for rounding

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -34,13 +34,12 @@ from penstock.streaming import (
     level_order,
     reach_of,
 )
+from penstock.streaming.execution.budget import check_room
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
 
 _HALF = "symmetric_bsr"
 # Slabs of the index by which it is tested whether a matrix fits.
 _CUT = 64
-# Plans that are made until one fits the elements of its own subdivisions.
-_CUTS_TRIED = 4
 # Nodes are taken to be in random order if an element spans more than four layers of a cube.
 _RANDOM = 4
 
@@ -66,18 +65,19 @@ class MadeMatrix(Protocol):
     def reach(self) -> int:
         """The largest difference of the numbers of two coupled nodes."""
 
-    @property
-    def elements_nbytes(self) -> int:
-        """Bytes of what it is made from."""
+    def elements_nbytes(self, format_name: str) -> int:
+        """Return the bytes of what it is made from."""
 
     def matrix(self, format_name: str, *, device: Device | str) -> SparseMatrix:
         """Assemble all of it in the memory of a device."""
 
-    def row_maker(self, format_name: str, device: Device | str, *, between: Sequence[int] | None = None) -> SlabMaker:
-        """Return what makes any of its rows, or those between bounds from what is copied for these."""
+    def row_maker(
+        self, format_name: str, device: Device | str, *, row_bounds: Sequence[int] | None = None
+    ) -> SlabMaker:
+        """Return what makes its rows; if there are bounds of slabs, from elements that stay in host memory."""
 
-    def moved_nbytes(self, format_name: str, between: Sequence[int]) -> tuple[int, int]:
-        """Return the bytes that are copied for all rows between bounds, and the most for two neighbouring ones."""
+    def window_nbytes(self, format_name: str, row_bounds: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes of elements that are copied to make all slabs between bounds, and to make the largest."""
 
     def largest_cut(self, format_name: str) -> int:
         """Return the largest number of slabs."""
@@ -120,11 +120,6 @@ class _InOrder(NamedTuple):
     @property
     def stream_plan(self) -> StreamPlan:
         return self.placement.stream_plan
-
-
-def _bounds(index: MatrixIndex) -> list[int]:
-    """Return the rows between which subdivisions lie."""
-    return [*index.row_starts, index.shape[0]]
 
 
 class MadeMatrixSource:
@@ -207,26 +202,26 @@ class MadeMatrixSource:
         return LevelOrder(permutation, self.matrix.dof)
 
     def _placed(self, matrix: MadeMatrix, request: Request) -> Placement:
-        """Place a matrix in its order, on a GPU with its elements in host memory if they leave no room for it."""
+        """Place a matrix in its order; if a GPU has no room for its elements, they stay in host memory."""
+        rate = cache(partial(self._making_rate, matrix))
         try:
-            beside = ("the elements", matrix.elements_nbytes)
-            placement = self._placed_with(matrix, request, Ring(on_arrival=True), beside)
+            nbytes = matrix.elements_nbytes(self._format)
+            check_room(request.device, nbytes, "the elements of the mesh")
+            placement = self._placed_with(matrix, request, Ring(on_arrival=True), ("the elements", nbytes), rate)
             placement.check_room(request.device)
             return placement
         except BudgetError:
             if request.device.kind == "cpu":  # where they lie in host memory already
                 raise
-        index = self._rough_index(matrix)
-        moved, most = matrix.moved_nbytes(self._format, _bounds(index))
-        for _ in range(_CUTS_TRIED):
+        most, needed, index = 0, 1, self._rough_index(matrix)
+        while needed > most:  # until the slabs that are planned need no more room for their elements than was left
+            moved, largest = matrix.window_nbytes(self._format, index.row_bounds)
+            most = max(most, largest)
             ring = Ring(on_arrival=True, moved_share=moved / index.nbytes)
-            placement = self._placed_with(matrix, request, ring, ("the elements of a subdivision", most))
+            placement = self._placed_with(matrix, request, ring, ("the elements of one subdivision", most), rate)
             index = placement.plan_of_store.index
-            moved, needed = matrix.moved_nbytes(self._format, _bounds(index))
-            if needed <= most and ring.moved_share == moved / index.nbytes:
-                break
-            most = needed
-        return placement
+            moved, needed = matrix.window_nbytes(self._format, index.row_bounds)
+        return _with_moved_share(placement, moved / index.nbytes)
 
     def _index_for(self, matrix: MadeMatrix, count: int) -> MatrixIndex:
         return index_of(matrix.symbolic_slabs(count, self._format), matrix.shape)
@@ -234,8 +229,10 @@ class MadeMatrixSource:
     def _rough_index(self, matrix: MadeMatrix) -> MatrixIndex:
         return self._index_for(matrix, min(_CUT, matrix.largest_cut(self._format)))
 
-    def _placed_with(self, matrix: MadeMatrix, request: Request, ring: Ring, beside: tuple[str, int]) -> Placement:
-        """Place a matrix with what it is made from beside it."""
+    def _placed_with(
+        self, matrix: MadeMatrix, request: Request, ring: Ring, beside: tuple[str, int], rate: Callable[[bool], float]
+    ) -> Placement:
+        """Place a matrix. ``beside`` names what else lies on the device, with its bytes; ``rate`` is :meth:`_making_rate`."""
 
         def reach_for(index: MatrixIndex) -> int:
             columns = [matrix.coupled_columns(part.row_start, part.row_stop) for part in index.subdivisions]
@@ -245,12 +242,11 @@ class MadeMatrixSource:
             if nbytes < WORTH_MEASURING_NBYTES:
                 return None
             rates = machine_rates(request.device, Path(tempfile.gettempdir()))
-            return replace(rates, link=self._making_rate(matrix, rough, copies=not ring.only_makes))
+            return replace(rates, link=rate(ring.moves_nothing))
 
-        rough = self._rough_index(matrix)
         precision = "float64" if request.precision == "auto" else request.precision  # what an image saves is the link
         return place_index(
-            rough,
+            self._rough_index(matrix),
             replace(request, precision=precision, block_size=matrix.dof),
             reach_for=reach_for,
             rates=rates,
@@ -261,11 +257,12 @@ class MadeMatrixSource:
             symmetry="by construction: a matrix of elements",
         )
 
-    def _making_rate(self, matrix: MadeMatrix, index: MatrixIndex, *, copies: bool) -> float:
-        """Return the bytes a second at which a subdivision is made, perhaps from elements that are copied, the second time."""
-        device, number = self._device, len(index.subdivisions) // 2
-        bounds = _bounds(index)[number : number + 2] if copies else None
-        store = MadeStore(index, matrix.row_maker(self._format, device, between=bounds))
+    def _making_rate(self, matrix: MadeMatrix, elements_on_device: bool) -> float:
+        """Return the bytes a second at which a subdivision is made, the second time, perhaps from elements that are copied."""
+        device, index = self._device, self._rough_index(matrix)
+        number = len(index.subdivisions) // 2
+        bounds = None if elements_on_device else index.row_bounds[number : number + 2]
+        store = MadeStore(index, matrix.row_maker(self._format, device, row_bounds=bounds))
         with device.current():
             buffer = device.xp.empty(max(index.sizes["whole"]), dtype=np.uint8)
             for _ in range(2):
@@ -274,6 +271,9 @@ class MadeMatrixSource:
                 store.make_into(number, buffer)
                 device.synchronize()
                 seconds = time.perf_counter() - began
+            del store, buffer
+            if device.kind == "cuda":  # slots are not taken from this pool
+                device.xp.get_default_memory_pool().free_all_blocks()
         return index.subdivisions[number].nbytes / seconds
 
     def make(self, placement: Placement, resources: ExitStack) -> Operator | Store:
@@ -281,12 +281,15 @@ class MadeMatrixSource:
         with self.reporter.stage("assemble"):
             if placement.plan.slots or placement.image is not None:
                 plan = placement.plan_of_store
-                bounds = None if plan.ring.only_makes else _bounds(plan.index)
-                return MadeStore(plan.index, self._ordered.row_maker(self._format, self._device, between=bounds))
-            needed = placement.plan.storage_nbytes + self._ordered.elements_nbytes
-            if self._device.kind != "cpu" and needed > self._device.free_nbytes():
-                return self._ordered.matrix(self._format, device=CPU).to_device(self._device)
-            return self._ordered.matrix(self._format, device=self._device)
+                bounds = None if plan.ring.moves_nothing else plan.index.row_bounds
+                return MadeStore(plan.index, self._ordered.row_maker(self._format, self._device, row_bounds=bounds))
+            where = self._assembles_on(placement.plan.storage_nbytes)
+            return self._ordered.matrix(self._format, device=where).to_device(self._device)
+
+    def _assembles_on(self, beside_nbytes: int) -> Device:
+        """Return where a matrix that is held in memory is assembled: on the host, if a GPU has no room for its elements."""
+        needed = beside_nbytes + self._ordered.elements_nbytes(self._format)
+        return CPU if self._device.kind == "cuda" and needed > self._device.free_nbytes() else self._device
 
     def check_same_mesh(self, matrix: Any) -> None:
         """Refuse a matrix that differs in more than the factors of its elements, with an InputError."""
@@ -299,11 +302,30 @@ class MadeMatrixSource:
 
     def refill(self, A: SparseMatrix, matrix: MadeMatrix) -> None:
         """Write the values of a matrix of the same mesh into one that :meth:`make` has returned."""
-        maker = self._ordered.with_factors_of(matrix).row_maker(self._format, A.device)
+        where, target = self._assembles_on(0), A.arrays()["values"]
+        maker = self._in_this_order_too(matrix).row_maker(self._format, where)
         with A.device.current():
-            maker.make(0, A.shape[0], {"values": A.arrays()["values"]})
+            values = target if where == A.device else np.empty(target.shape, dtype=target.dtype)
+            maker.make(0, A.shape[0], {"values": values})
+            if values is not target:
+                target.set(values)
 
     def refilled(self, store: MadeStore, matrix: MadeMatrix) -> MadeStore:
-        """Return the store of a matrix of the same mesh; what its maker holds is shared, but for the factors."""
+        """Return the store of a matrix of the same mesh; what its maker holds on a device is shared where it can be."""
         maker: Any = store.maker
-        return MadeStore(store.index, maker.with_factors(self._ordered.with_factors_of(matrix).factors))
+        return MadeStore(store.index, maker.with_factors(self._in_this_order_too(matrix).factors))
+
+    def _in_this_order_too(self, matrix: MadeMatrix) -> MadeMatrix:
+        """Return a matrix of the same mesh in the order in which this one is used."""
+        return matrix if self._ordered is self.matrix else self._ordered.with_factors_of(matrix)
+
+
+def _with_moved_share(placement: Placement, share: float) -> Placement:
+    """Return a placement whose plan knows exactly what moves for its own subdivisions."""
+
+    def exact(plan: Any) -> Any:
+        return replace(plan, ring=replace(plan.ring, moved_share=share)) if plan.slots else plan
+
+    if placement.image is not None:
+        return replace(placement, image=replace(placement.image, plan=exact(placement.image.plan)))
+    return replace(placement, plan=exact(placement.plan))

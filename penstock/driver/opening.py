@@ -46,6 +46,7 @@ from penstock.streaming import (
 from penstock.streaming.image import completed_by, image_of_store, image_of_streamed
 from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
+from penstock.streaming.stores.host_planes import copy_in_memory, is_in_memory
 from penstock.streaming.stores.planes import has_planes
 from penstock.streaming.stores.whole import read_whole
 
@@ -122,13 +123,16 @@ def plan_system(
     return placement
 
 
-def nearest(store: Store, device: Device, reporter: Reporter) -> Store:
-    """Return a copy in host memory of a store that a GPU would stream from disk, unless it would fill most of that memory."""
-    near = device.kind == "cpu" or isinstance(store, MadeStore) or hasattr(store, "segments")
+def nearest(store: Store, device: Device, reporter: Reporter, *, planes: bool = False) -> Store:
+    """Return a copy in host memory of a store that a GPU would stream from disk, unless it would fill most of that memory.
+
+    With ``planes``, it keeps those of the store, for an image in float32.
+    """
+    near = device.kind == "cpu" or isinstance(store, MadeStore) or is_in_memory(store, planes=planes)
     if near or store.index.nbytes >= CPU.free_nbytes() // 2:
         return store
     with reporter.stage("read"):
-        return HostStore.from_store(store)
+        return copy_in_memory(store, planes=planes)
 
 
 def write_store(
@@ -250,8 +254,8 @@ class _Opener:
         if store is None:
             assert whole is not None, "a matrix in memory is converted"
             store = self._store_of(whole, image.plan, planes=placement.precision == "float32")
-        store = self._near(store, image.plan, of_caller=of_caller)
         precision, A = placement.precision, None
+        store = self._near(store, image.plan, of_caller=of_caller, planes=precision == "float32")
         with self.reporter.stage("image"):
             if whole is not None and device.kind == "cpu":  # a GPU rounds what arrives faster than a host
                 A = image_of(whole, np.dtype(precision))
@@ -336,13 +340,13 @@ class _Opener:
                     matrix = StreamedMatrix(store, budget, device=self.request.device, plan=again.plan)
         return self._system(self.resources.enter_context(matrix), placement)
 
-    def _near(self, store: Store, plan: StreamPlan, *, of_caller: bool) -> Store:
+    def _near(self, store: Store, plan: StreamPlan, *, of_caller: bool, planes: bool = False) -> Store:
         """Return a store as near as it can be, and close what is not the caller's in the end."""
         # After the streamed matrix, and before a temporary folder is removed: not all systems remove open files.
         self.resources.callback(self.held.close)
         if hasattr(store, "__enter__") and not of_caller:
             self.held.replace(store)
-        near = nearest(store, self.request.device, self.reporter) if plan.slots else store
+        near = nearest(store, self.request.device, self.reporter, planes=planes) if plan.slots else store
         if near is not store:
             self.held.replace(near)
         return near

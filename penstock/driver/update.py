@@ -16,9 +16,10 @@ from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import OpenSystem
 from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
-from penstock.streaming import FileStore, HostStore, MadeStore, Store, StreamedMatrix
+from penstock.streaming import FileStore, HostPlaneStore, HostStore, MadeStore, Store, StreamedMatrix
 from penstock.streaming.image import completed_by, image_of_store, image_of_streamed
 from penstock.streaming.stores.buffers import aligned_buffer
+from penstock.streaming.stores.host_planes import copy_in_memory, is_in_memory
 from penstock.streaming.stores.planes import CompletedStore, has_planes
 
 Writing = Callable[[], AbstractContextManager[None]]
@@ -123,8 +124,8 @@ def _write_resident(system: OpenSystem, A: SparseMatrix, matrix: CsrMatrix) -> N
 def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) -> Callable[[], None]:
     """Do what may fail, and return what makes a streamed matrix use the new values."""
     store = CompletedStore.underlying(A.store)
-    if isinstance(store, FileStore):
-        refilled = store.refilled(matrix)  # on disk; this matrix still reads the old one
+    if isinstance(store, FileStore | HostPlaneStore):
+        refilled = store.refilled(matrix)  # another one; this matrix still reads the old one
         return lambda: _use_own_store(system, A, refilled)
     if not isinstance(store, HostStore):
         raise InputError(f"a {type(store).__name__} cannot be written; update from a store of the same layout")
@@ -134,7 +135,7 @@ def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) ->
     of_caller = system.borrowed or system.of_store or system.stored is None
     if source is not None and of_caller:
         new = type(source).from_csr(matrix, values_dtype=source.values_dtype, check=False, **source.layout())
-        another = HostStore.from_matrix(new, [*store.index.row_starts, new.shape[0]])
+        another = HostStore.from_matrix(new, store.index.row_bounds)
         return lambda: _use_own_store(system, A, another, new)
 
     def refill() -> None:
@@ -173,9 +174,10 @@ def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> No
                 f"the new store has another pattern in rows {subdivision.row_start} to {subdivision.row_stop - 1}; prepare it"
             )
     before = CompletedStore.underlying(A.store)
-    copied = isinstance(before, HostStore) and not hasattr(store, "segments")
+    planes = isinstance(system.A, SparseMatrix) and system.A.values_dtype == np.float32
+    copied = isinstance(before, HostStore | HostPlaneStore) and not is_in_memory(store, planes=planes)
     if copied:
-        store = HostStore.from_store(store)
+        store = copy_in_memory(store, planes=planes)
     with writing():
         _reopen(system, A, store)
         try:

@@ -93,13 +93,14 @@ class CudaExecutor:
             host = aligned_buffer(self._index.subdivisions[number].part_nbytes(part))
             self.store.read_into(number, host, part)
             buffer[: host.nbytes].set(host)
-            if self._completed is not None:
-                self._completed.complete(number, buffer, part)
+        if self._completed is not None:
+            self._completed.complete(number, buffer, part)
 
     @property
     def _capturable(self) -> bool:
-        """Whether sweeps can be captured: nothing in them waits for the host, and no timeline is recorded."""
-        return self._staging is None and self._copy_stream is not None and self.timeline is None
+        """Whether sweeps can be captured: nothing in them waits for the host or takes memory, and no timeline is recorded."""
+        waits = self._staging is not None or self._completed is not None
+        return not waits and self._copy_stream is not None and self.timeline is None
 
     def play(
         self, steps: Callable[[], Sequence[Step]], residents: Residents, visit: Visit, key: SweepKey | None = None
@@ -237,7 +238,7 @@ class CudaExecutor:
         with self._recorded("transfer", step.subdivision, step.slot, stream):
             if (
                 self._made is not None
-            ):  # what its maker holds has arrived: the resident part was made, and waited for, before
+            ):  # what its maker holds has arrived, or is copied first in this stream: the resident part was made before
                 with stream:
                     self._made.make(step.subdivision, self._slabs.arrays(step.subdivision, step.slot, self._part))
             elif self._staging is None:
@@ -250,9 +251,9 @@ class CudaExecutor:
                 nbytes = self._index.subdivisions[step.subdivision].part_nbytes(self._part)
                 target.copy_from_host_async(self._staging.buffers[step.slot].ctypes.data, nbytes, stream)
                 self._staging.copied[step.slot].record(stream)
-                if self._completed is not None:
-                    with stream:
-                        self._completed.complete(step.subdivision, self.slots[step.slot], self._part)
+            if self._completed is not None:
+                with stream:
+                    self._completed.complete(step.subdivision, self.slots[step.slot], self._part)
         events.arrived[step.slot].record(stream)
         if self._copy_stream is None:
             stream.synchronize()

@@ -59,9 +59,13 @@ class LinkRates:
     scattering: float = 0.7
     side_by_side: float = 1.0
 
-    def on_arrival(self) -> LinkRates:
-        """Return the rates with which subdivisions are made where they are used, instead of the link to another memory."""
-        return replace(self, link=self.memory * (_MADE if self.side_by_side > 1 else _MADE_ON_CPU))
+    def on_arrival(self, moved_share: float = 0.0) -> LinkRates:
+        """Return the rates with which subdivisions are made where they are used, instead of the link to another memory.
+
+        ``moved_share`` are bytes that move over the link for each byte that is made.
+        """
+        made = self.memory * (_MADE if self.side_by_side > 1 else _MADE_ON_CPU)
+        return replace(self, link=1.0 / (1.0 / made + moved_share / self.link))
 
 
 # Shares of the rate of memory at which finite-element rows are assembled.
@@ -165,7 +169,7 @@ class SweepTimes:
         """Return the seconds of one product with each subdivision."""
         index = self._plan.index
         nbytes = np.array([subdivision.nbytes for subdivision in index.subdivisions])
-        rows = np.diff([*index.row_starts, index.shape[0]])
+        rows = np.diff(index.row_bounds)
         seconds: list[float] = self._seconds_of(nbytes, rows).tolist()
         return seconds
 
@@ -203,7 +207,7 @@ def estimate_sweep(plan: _PlannedSweeps, rates: LinkRates) -> SweepEstimate:
     """Predict the time of a sweep in steady state."""
     sweep = SweepTimes(plan, rates)
     transferred, computed, waiting = sweep.totals()
-    if plan.ring.only_makes:  # making subdivisions and multiplying by them share one memory
+    if plan.ring.moves_nothing:  # making subdivisions and multiplying by them share one memory
         return SweepEstimate(transferred, computed, transferred + computed, transferred + computed)
     overlapped = max(sweep.simulated(True), transferred + waiting)
     return SweepEstimate(transferred, computed, overlapped, sweep.simulated(False))
@@ -212,6 +216,6 @@ def estimate_sweep(plan: _PlannedSweeps, rates: LinkRates) -> SweepEstimate:
 def sweep_bound(plan: _PlannedSweeps, rates: LinkRates) -> tuple[float, float]:
     """Return a lower bound of the time of a sweep, and the time of its transfers alone, without simulating it."""
     transferred, computed, waiting = SweepTimes(plan, rates).totals()
-    if plan.ring.only_makes:
+    if plan.ring.moves_nothing:
         return transferred + computed, transferred
     return max(computed, transferred + waiting if plan.schedule.overlap else transferred + computed), transferred

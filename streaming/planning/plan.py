@@ -157,7 +157,7 @@ class StreamPlan:
 
     @property
     def _rates_or_typical(self) -> LinkRates:
-        return self.rates or (TYPICAL.on_arrival() if self.ring.on_arrival else TYPICAL)
+        return self.rates or (TYPICAL.on_arrival(self.ring.moved_share) if self.ring.on_arrival else TYPICAL)
 
     def estimate(self) -> SweepEstimate | None:
         """Return the predicted times of a sweep in steady state, if rates are known."""
@@ -246,7 +246,9 @@ class StreamPlan:
 
     @property
     def _source(self) -> str:
-        return "assembly" if self.ring.only_makes else "link and assembly" if self.ring.on_arrival else "link"
+        if self.ring.moves_nothing:
+            return "assembly"
+        return "link and assembly" if self.ring.on_arrival else "link"
 
     def _binding(self, estimate: SweepEstimate) -> str:
         return self._source if self.ring.on_arrival and estimate.binding == "the link" else estimate.binding
@@ -258,8 +260,9 @@ class StreamPlan:
     def _explained_making(self) -> str:
         if not self.ring.on_arrival:
             return ""
-        made_from = "" if self.ring.only_makes else f" from {format_nbytes(self.sweep_nbytes(0))} over the link"
-        return f", in their slots{made_from}"
+        if self.ring.moves_nothing:
+            return ", in their slots"
+        return f", in their slots; {format_nbytes(self.sweep_nbytes(0))} that they are made from move over the link"
 
     def _explained_ring(self) -> list[str]:
         lines = []

@@ -73,14 +73,15 @@ class Ring:
     resident_structure : bool
         Keep offsets and column indices of all subdivisions, and stream values only.
     on_arrival : bool
-        Subdivisions are made in the slots, as those of a :class:`MadeStore` are, from what the device holds.
+        Subdivisions are made in the slots, as those of a :class:`MadeStore` are, instead of being transferred.
     moved_share : float
         With ``on_arrival``: bytes that move over the link for each byte that is made; 0 if the device holds what it is made from.
+        A streamed matrix takes it from its store.
 
     Raises
     ------
     InputError
-        If there are fewer than 2 slots, or ``sweeps`` is none of these.
+        If there are fewer than 2 slots, ``sweeps`` is none of these, or something moves that is not made.
 
     Examples
     --------
@@ -100,14 +101,16 @@ class Ring:
     moved_share: float = 0.0
 
     @property
-    def only_makes(self) -> bool:
-        """Whether nothing moves over the link."""
+    def moves_nothing(self) -> bool:
+        """Whether subdivisions are made from what the device holds, so that nothing moves over the link."""
         return self.on_arrival and not self.moved_share
 
     def __post_init__(self) -> None:
         check_sweep_order(self.sweeps)
         if self.slots is not None and (self.slots < 2 or self.slots % 1):
             raise InputError(f"slots must be at least 2 and a whole number; got slots={self.slots}")
+        if not 0 <= self.moved_share < float("inf") or (self.moved_share and not self.on_arrival):
+            raise InputError(f"moved_share is 0 or more, with on_arrival=True; got moved_share={self.moved_share}")
 
 
 def _check_counts(**counts: int) -> None:

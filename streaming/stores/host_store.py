@@ -93,7 +93,7 @@ class HostStore:
             pieces.append(aligned_buffer(subdivision.nbytes))
             pack(slab, subdivision, pieces[-1])
             del slab  # before the next one is created
-        return cls._of_pieces(builder.finish(), pieces)
+        return cls.of_pieces(builder.finish(), pieces)
 
     @classmethod
     def from_store(cls, store: Store) -> Self:
@@ -101,10 +101,11 @@ class HostStore:
         pieces = [aligned_buffer(subdivision.nbytes) for subdivision in store.index.subdivisions]
         for number, piece in enumerate(pieces):
             store.read_into(number, piece)
-        return cls._of_pieces(store.index, pieces)
+        return cls.of_pieces(store.index, pieces)
 
     @classmethod
-    def _of_pieces(cls, index: MatrixIndex, pieces: list[Bytes]) -> Self:
+    def of_pieces(cls, index: MatrixIndex, pieces: list[Bytes]) -> Self:
+        """Return the store of subdivisions whose bytes are given, each in whole pages."""
         return cls(index, [[(0, piece)] for piece in pieces], [(piece.ctypes.data, piece.nbytes) for piece in pieces])
 
     @classmethod

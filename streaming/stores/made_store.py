@@ -28,7 +28,11 @@ class SlabMaker(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds on the device; ``moved_nbytes``, if there are any, are moved there to make all subdivisions."""
+        """Bytes that it holds on the device."""
+
+    @property
+    def moved_nbytes(self) -> int:
+        """Bytes that are copied to the device to make all subdivisions once; 0 if it holds all that they are made from."""
 
     def make(self, row_start: int, row_stop: int, arrays: Mapping[str, Array]) -> None:
         """Write the arrays of a slab: those of its structure, its values, or both; on a GPU in CuPy's current stream."""
@@ -60,7 +64,7 @@ class MadeStore:
     @property
     def moved_share(self) -> float:
         """Bytes that move to the maker's device for a byte that is made there."""
-        return float(getattr(self.maker, "moved_nbytes", 0) / self.index.nbytes)
+        return self.maker.moved_nbytes / self.index.nbytes
 
     def make_into(self, number: int, buffer: Array, part: Part = "whole") -> None:
         """Make a part of subdivision ``number`` in a byte buffer of the maker's device."""
@@ -85,5 +89,5 @@ class MadeStore:
 
 
 def makes_on(store: object, device: Device) -> TypeGuard[MadeStore]:
-    """Return whether a store makes its subdivisions in the memory of a device, so that nothing is transferred to it."""
+    """Return whether a store makes its subdivisions in the memory of a device, so that they are not transferred."""
     return isinstance(store, MadeStore) and store.maker.device == device

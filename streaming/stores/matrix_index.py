@@ -189,6 +189,11 @@ class MatrixIndex:
         """First row of each subdivision."""
         return [subdivision.row_start for subdivision in self.subdivisions]
 
+    @property
+    def row_bounds(self) -> tuple[int, ...]:
+        """Rows between which subdivisions lie: the first row of each, and the number of rows."""
+        return (*self.row_starts, self.shape[0])
+
     def same_layout(self, other: MatrixIndex) -> bool:
         """Return whether another index has the same matrix type and the same cut; checksums may differ."""
         return replace(self, subdivisions=_symbolic(self)) == replace(other, subdivisions=_symbolic(other))

@@ -18,7 +18,7 @@ from penstock.spmv import Array, BudgetError, InputError, SparseMatrix, format_n
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, corrections_of
 from penstock.spmv.host_memory import available_nbytes
 from penstock.streaming.stores.base import Store
-from penstock.streaming.stores.buffers import PAGE_NBYTES
+from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import ArrayField, MatrixIndex, Part, Subdivision, round_up
 
 Numbers = np.ndarray[Any, Any]
@@ -107,6 +107,27 @@ def split(values: Numbers, high: Numbers, low: Numbers) -> None:
     mapped(split_from, range(0, values.size, _AT_ONCE))
 
 
+def in_planes(subdivision: Subdivision, piece: Numbers, dtype: Any) -> Numbers:
+    """Return the bytes of a subdivision with its values in two planes, each padded to whole pages.
+
+    Raises
+    ------
+    NoPlanesError
+        If values are not of float64, or beyond the range of float32.
+    """
+    if dtype != np.float64:
+        raise NoPlanesError(
+            f"values of {dtype} have no planes, which are of float64; store them without (planes=False, --no-planes)"
+        )
+    start, plane = subdivision.values_start, plane_nbytes(subdivision)
+    stored = aligned_buffer(start + 2 * plane)
+    stored[:start] = piece[:start]
+    high, low = stored[start : start + plane], stored[start + plane :]
+    values = piece[start : subdivision.nbytes].view(np.float64)
+    split(values, high.view(np.float32)[: values.size], low.view(np.int32)[: values.size])
+    return stored
+
+
 def join_in_place(high: Array, values: Array, xp: Any, threads: int = 1) -> None:
     """Complete numbers whose low words lie at the end of the bytes in which float64 numbers are written.
 
@@ -126,14 +147,16 @@ def join_in_place(high: Array, values: Array, xp: Any, threads: int = 1) -> None
     begin, count = 0, high.size
 
     def join_words(start: int, stop: int, words: Array) -> None:
-        xp.add(high[start:stop].astype(np.float64).view(np.int64), words, out=numbers[start:stop])
+        numbers[start:stop].view(np.float64)[...] = high[start:stop]
+        numbers[start:stop] += words
 
     def join_from(start: int) -> None:
         stop = min(start + _AT_ONCE, end)
         join_words(start, stop, low[start:stop])
 
-    # What is written up to ``end`` lies before the low words from ``begin`` on.
-    while (end := min((first // 4 + begin) // 2, count)) - begin >= min(_LAST, count - begin) > 0:
+    # What is written up to ``end`` lies before the low words from ``begin`` on. A GPU copies all of these instead, which takes it
+    # less time than to start many kernels.
+    while xp is np and (end := min((first // 4 + begin) // 2, count)) - begin >= min(_LAST, count - begin) > 0:
         mapped(join_from, range(begin, end, _AT_ONCE), threads)
         begin = end
     join_words(begin, count, low[begin:count].copy())

@@ -18,7 +18,7 @@ from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision, round_up
 from penstock.streaming.stores.packing import IndexBuilder, pack
-from penstock.streaming.stores.planes import LostSums, NoPlanesError, join_in_place, plane_nbytes, split
+from penstock.streaming.stores.planes import LostSums, NoPlanesError, in_planes, join_in_place, plane_nbytes
 from penstock.streaming.stores.store_place import writing
 
 # Of a store whose values are stored as they are, and in two planes.
@@ -179,17 +179,10 @@ class SlabWriter:
     ) -> np.ndarray[Any, Any]:
         """Return the bytes of a subdivision with its values in two planes, and note their checksums."""
         assert self.planes is not None, "planes are written"
-        if dtype != np.float64:
-            raise NoPlanesError(
-                f"values of {dtype} have no planes, which are of float64; store them without (planes=False, --no-planes)"
-            )
-        start, plane = subdivision.values_start, plane_nbytes(subdivision)
-        stored = aligned_buffer(start + 2 * plane)
-        stored[:start] = piece[:start]
-        high, low = stored[start : start + plane], stored[start + plane :]
-        values = piece[start:].view(np.float64)
-        split(values, high.view(np.float32)[: values.size], low.view(np.int32)[: values.size])
-        self.planes.checksums.append((zlib.crc32(high.data), zlib.crc32(low.data)))
+        stored, start, plane = in_planes(subdivision, piece, dtype), subdivision.values_start, plane_nbytes(subdivision)
+        self.planes.checksums.append(
+            (zlib.crc32(stored[start : start + plane].data), zlib.crc32(stored[start + plane :].data))
+        )
         return stored
 
 

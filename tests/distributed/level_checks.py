@@ -222,12 +222,12 @@ def elements(ranks):
     uneven = RowPartition((0, *[body.shape[0]] * ranks.size))
     yield (
         "a rank without nodes",
-        ranks.size == 1 or "a part has nodes" in message_of(lambda: split_elements(body, uneven, ranks)),
+        ranks.size == 1 or "a part has one node" in message_of(lambda: split_elements(body, uneven, ranks)),
     )
     cut = RowPartition((0, *range(4, 4 + ranks.size - 1), body.shape[0]))
     yield "cut nodes", ranks.size == 1 or "cuts nodes" in message_of(lambda: split_elements(body, cut, ranks))
     fewer = RowPartition((0, body.shape[0] - 3))
-    yield "other rows", "shares out" in message_of(lambda: split_elements(body, fewer, ranks))
+    yield "other rows", "the partition has" in message_of(lambda: split_elements(body, fewer, ranks))
 
 
 def streamed(ranks):

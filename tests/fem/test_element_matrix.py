@@ -11,7 +11,7 @@ import penstock
 from penstock.fem import BoxMesh, HeatConduction, LinearElasticity
 from penstock.fem.elasticity import lame_parameters
 from penstock.fem.element_rows import FORMATS
-from penstock.fem.element_windows import windowed
+from penstock.fem.host_elements import window_of
 from penstock.fem.mesh_parts import coupling_of, square_of
 from penstock.spmv import CsrMatrix, Device, InputError, format_named
 from penstock.spmv.compilation.table import find_kernel
@@ -152,7 +152,7 @@ def test_a_part_of_a_mesh_makes_a_square_of_its_matrix(target, name, shape, dof)
     [made] = make(target, square, name)
 
     own = slice(40 * dof, 130 * dof)
-    assert len(square.border)
+    assert len(square.ghosts)
     assert (host.to_csr() != matrix.matrix(name).to_csr()[own, own]).nnz == 0
     for key, array in made.items():
         bound = 100 * 2.0**-53 * abs(host.values).max() if key == "values" else 0
@@ -166,14 +166,15 @@ def test_a_part_of_a_mesh_makes_a_square_of_its_matrix(target, name, shape, dof)
 def test_a_window_of_a_mesh_makes_the_same_rows(target, name, shape, shuffled):
     if target.name == "cpu":
         pytest.skip("elements are in its memory")
-    matrix = body(shape, 3, shuffled=shuffled)
+    matrix = body(shape, 3, shuffled=shuffled, fixed=shape == "tetrahedra")
+    matrix = matrix if shape == "tetrahedra" else matrix.with_material(None)
     [whole] = make(target, matrix, name)
     maker, slabs = matrix.row_maker(name), matrix.symbolic_slabs(4, name)
     stops = np.cumsum([slab.shape[0] // 3 for slab in slabs]).tolist()
     made = []
 
     for slab, start, stop in zip(slabs, [0, *stops], stops, strict=False):
-        parts = windowed(maker.elements, maker.pattern, start, stop)
+        parts = window_of(maker.elements, maker.pattern, start, stop)
         elements, pattern = (part.to_device(Device("cuda")) if target.name == "gpu" else part for part in parts)
         arrays = {key: target.put(np.full(array.shape, 77, array.dtype)) for key, array in slab.arrays().items()}
         arrays.pop("permutation", None)
@@ -182,6 +183,8 @@ def test_a_window_of_a_mesh_makes_the_same_rows(target, name, shape, shuffled):
         made.append({key: target.get(array) for key, array in arrays.items()})
 
     assert shuffled or len(elements.coordinates) < 0.6 * len(matrix.coordinates)
+    # Tetrahedra of these bodies are ordered by their place in a hexahedron.
+    assert shuffled or len(elements.connectivity) < 0.6 * len(matrix.connectivity)
     for key in ("column_indices", "values"):
         assert np.concatenate([slab[key] for slab in made]).tobytes() == whole[key].tobytes()
 
@@ -247,7 +250,7 @@ def test_elements_stay_on_the_host_where_they_do_not_fit_a_gpu(shape, dof, shuff
     b = rng.standard_normal(matrix.shape[0]) * (matrix.fixed == 0 if matrix.fixed.size else 1)
     other = matrix.with_material(rng.uniform(1, 2, len(matrix.connectivity)))
     memory = None if share is None else int(share * A.nbytes)
-    monkeypatch.setattr(penstock.ElementMatrix, "elements_nbytes", 1 << 50)
+    monkeypatch.setattr(penstock.ElementMatrix, "elements_nbytes", lambda *_: 1 << 50)
 
     with penstock.prepare(matrix, device="cuda", memory=memory) as system:
         result = system.solve(b, rtol=1e-9)
@@ -278,6 +281,26 @@ def test_a_prepared_system_takes_another_material(device, memory, shuffled):
             system.update(matrix.to_csr())
 
     assert np.linalg.norm(b - other.to_csr() @ x) <= 1.01e-8 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("memory", [None, "300 KiB"])
+def test_a_renumbered_matrix_or_a_part_takes_another_material(memory):
+    whole = body("tetrahedra", 3, (17, 7, 7), shuffled=True)
+    permutation = np.random.default_rng(5).permutation(len(whole.coordinates))
+    for matrix in (whole.renumbered(permutation), square_of(whole, 100, 800)):
+        other = matrix.with_material(matrix.factors[::-1].copy())
+        b = np.random.default_rng(3).standard_normal(matrix.shape[0])
+        with penstock.prepare(matrix, device="cpu", memory=memory) as system:
+            system.update(other)
+            x = system.solve(b).x
+        assert np.linalg.norm(b - other.to_csr() @ x) <= 1.01e-8 * np.linalg.norm(b)
+
+
+def test_slabs_whose_elements_are_copied_begin_at_whole_chunks():
+    matrix = body("hexahedra", 3)
+    assert matrix.window_nbytes("bsr", [0, 33, 540])[0] > 0
+    with pytest.raises(InputError, match="multiples of 96 rows"):
+        matrix.window_nbytes("symmetric_bsr", [0, 33, 540])
 
 
 def test_the_box_of_the_generator_is_a_mesh_like_any_other():

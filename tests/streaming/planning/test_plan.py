@@ -461,7 +461,7 @@ def test_what_subdivisions_are_made_from_may_move_over_the_link():
     assert made.sweep_nbytes(0) == 0
     assert moved.sweep_nbytes(0) == made.made_or_moved_nbytes(0) // 4 > 0
     assert "in their slots, overlap" in made.explain()
-    assert "in their slots from 7 MiB over the link, overlap" in moved.explain()
+    assert "in their slots; 7 MiB that they are made from move over the link, overlap" in moved.explain()
     assert "link and assembly binds" in moved.explain()
     # Making shares the memory with products, transfers do not.
     assert made.predicted_seconds() > moved.predicted_seconds() > 0

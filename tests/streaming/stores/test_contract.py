@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.spmv import BsrMatrix, CsrMatrix
-from penstock.streaming import FileStore, HostStore
+from penstock.streaming import FileStore, HostPlaneStore, HostStore
 from penstock.streaming.stores import host_store
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.packing import index_of, pack
@@ -43,6 +43,14 @@ class TestHostStoreOfArrays(Contract):
     def open_store(self, matrix, monkeypatch):
         monkeypatch.setattr(host_store, "_LEAST_LENT_NBYTES", PAGE_NBYTES)
         return lambda: HostStore.from_matrix(matrix, BOUNDS)
+
+
+class TestHostPlaneStore(Contract):
+    @pytest.fixture
+    def open_store(self, slabs):
+        if slabs[0].values_dtype != np.float64:
+            pytest.skip("has no planes")
+        return lambda: HostPlaneStore.create(slabs)
 
 
 class TestFileStore(Contract):
