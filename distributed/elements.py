@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 from penstock.distributed.coupling import Coupling, split_rows
 from penstock.distributed.mpi import MpiCommunicator
 from penstock.distributed.partition import RowPartition
@@ -36,7 +38,8 @@ def split_elements(
     Raises
     ------
     InputError
-        On all ranks, if the partition is of another number of ranks or rows, cuts nodes, or leaves a rank without any.
+        On all ranks, if they give different meshes, or the partition is of another number of ranks or rows, cuts nodes, or leaves
+        a rank without any.
 
     Examples
     --------
@@ -51,8 +54,14 @@ def split_elements(
     >>> A.shape[0] <= body.shape[0]
     True
     """
-    dof, rank = body.dof, communicator.rank
     with communicator.together():
+        kinds: list[tuple[object, type]] = [(body, ElementMatrix), (partition, RowPartition)]
+        for given, kind in kinds:
+            if not isinstance(given, kind):
+                raise InputError(
+                    f"split_elements takes an ElementMatrix and a RowPartition on every rank, not a {type(given).__name__}"
+                )
+        dof = body.dof
         if partition.ranks != communicator.size or partition.rows != body.shape[0]:
             raise InputError(
                 f"the partition has {partition.rows} rows on {partition.ranks} ranks; the matrix has {body.shape[0]} rows, "
@@ -60,7 +69,12 @@ def split_elements(
             )
         if any(bound % dof for bound in partition.bounds):
             raise InputError(f"the partition {partition.bounds} cuts nodes of {dof} unknowns; cut at multiples of them")
-        own = partition.of(rank)
+        checksums = {
+            name: zlib.crc32(getattr(body, name)) for name in ("coordinates", "connectivity", "factors", "fixed")
+        }
+    communicator.check_same(element=repr(body.element), **checksums)
+    with communicator.together():
+        own = partition.of(communicator.rank)
         nodes = own.start // dof, own.stop // dof
         square, rows = square_of(body, *nodes), coupling_of(body, *nodes)
     _, couplings = split_rows(rows, partition, communicator, block_size=dof)  # the square of these rows is empty

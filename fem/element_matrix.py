@@ -78,6 +78,8 @@ class ElementMatrix:
     ghosts: Array = np.empty((0, 3))
     #: The number that each element has in the matrix of which this one is a renumbering or a part.
     element_order: Array | None = None
+    #: The number of elements of that matrix.
+    elements_before: int = 0
 
     def __init__(
         self,
@@ -168,7 +170,10 @@ class ElementMatrix:
             part of a mesh.
         """
         if len(self.ghosts):
-            raise InputError("the mass of a part of a mesh is not known; take rows of that of the whole mesh")
+            raise InputError(
+                "the mass of a part of a mesh is not known; take rows and columns of that of the whole mesh: "
+                "body.mass().to_csr()[own, own]"
+            )
         if isinstance(self.element, OwnElement):
             raise InputError(f"the mass of {self.element!r} is not known; give the mass matrix itself")
         return mesh_mass(self.coordinates, self.connectivity, density, self.dof, self.fixed, lumped=lumped)
@@ -323,6 +328,7 @@ class ElementMatrix:
         other = object.__new__(type(self))
         other.element, other.coordinates, other.ghosts = self.element, self.coordinates[nodes], ghosts
         other.connectivity, other.element_order = connectivity, order
+        other.elements_before = len(self.connectivity)
         other.factors = self.factors[order] if self.factors.size else self.factors
         other.fixed = self.fixed.reshape(-1, self.dof)[nodes].reshape(-1) if self.fixed.size else self.fixed
         return other
@@ -331,13 +337,17 @@ class ElementMatrix:
         """Return the matrix with the factors of ``other``, of which this one is a renumbering or a part."""
         factors = other.factors
         if factors.size and self.element_order is not None:
+            if factors.size != self.elements_before:
+                raise InputError(
+                    f"this matrix is a part or a renumbering of one of {self.elements_before} elements, not of {factors.size}"
+                )
             factors = factors[self.element_order]
         return self.with_material(factors if factors.size else None)
 
     @cached_property
     def reach(self) -> int:
-        """The largest difference of the numbers of two nodes that share an element."""
-        return largest_span(self.connectivity)
+        """The largest difference of the numbers of two nodes that share an element, without ghost nodes."""
+        return largest_span(self.connectivity, len(self.coordinates))
 
     @cached_property
     def _lists(self) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -17,14 +17,26 @@ from penstock.spmv.formats.sliced_bsr import HEIGHT
 _ALIGNED = 256
 
 
-def window_of(elements: MeshElements, pattern: RowPattern, start: int, stop: int) -> tuple[MeshElements, RowPattern]:
+def windows_of(
+    elements: MeshElements, pattern: RowPattern, bounds: Sequence[int]
+) -> Iterator[tuple[MeshElements, RowPattern]]:
+    """Yield the windows of all slabs of nodes between some bounds."""
+    local = np.full(len(elements.connectivity), -1, dtype=np.int32)
+    for start, stop in itertools.pairwise(bounds):
+        yield _window_of(elements, pattern, start, stop, local)
+
+
+def _window_of(
+    elements: MeshElements, pattern: RowPattern, start: int, stop: int, local: Array
+) -> tuple[MeshElements, RowPattern]:
     """Return the elements and the pattern for the rows of nodes ``start`` to ``stop``, on the host.
 
     In a format of chunks both are multiples of 32, or ``stop`` is the number of nodes. Elements are renumbered in their order, so
-    that bits do not change; of the nodes all between the lowest and the highest are there.
+    that bits do not change; of the nodes all between the lowest and the highest are there. ``local`` is -1 for each element, and
+    left so.
     """
     offsets, size, dof = elements.element_offsets, elements.connectivity.shape[1], elements.dof
-    numbers, places = _touched(offsets[start], offsets[stop], elements.node_elements, size, len(elements.connectivity))
+    numbers, places = _touched(offsets[start], offsets[stop], elements.node_elements, size, local)
     connectivity = elements.connectivity[numbers]
     lowest = int(connectivity.min(initial=start))
     highest = int(connectivity.max(initial=stop - 1))
@@ -47,15 +59,14 @@ def window_of(elements: MeshElements, pattern: RowPattern, start: int, stop: int
 
 
 @strict_kernel
-def _touched(begin: int, end: int, places: Array, size: int, elements: int) -> tuple[Array, Array]:
+def _touched(begin: int, end: int, places: Array, size: int, local: Array) -> tuple[Array, Array]:
     """Return the elements of some places in the connectivity, ascending, and these places in the connectivity of these alone."""
-    local = np.full(elements, -1, dtype=np.int32)
-    first, last = elements, 0
+    first, last = local.size, 0
     for entry in range(begin, end):
         element = places[entry] // size
         local[element], first, last = 0, min(first, element), max(last, element)
     count = 0
-    numbers = np.empty(min(elements, end - begin), dtype=np.int32)
+    numbers = np.empty(min(local.size, end - begin), dtype=np.int32)
     for element in range(first, last + 1):
         if local[element] == 0:
             local[element], numbers[count] = count, element
@@ -63,12 +74,13 @@ def _touched(begin: int, end: int, places: Array, size: int, elements: int) -> t
     there = np.empty(end - begin, dtype=np.int32)
     for entry in range(begin, end):
         there[entry - begin] = local[places[entry] // size] * size + places[entry] % size
+    local[numbers[:count]] = -1
     return numbers[:count], there
 
 
 def windows_nbytes(elements: MeshElements, pattern: RowPattern, bounds: Sequence[int]) -> tuple[int, int]:
     """Return the bytes of the windows of all slabs of nodes between some bounds, and those of the largest."""
-    each = [_layout(*window_of(elements, pattern, *ends))[1] for ends in itertools.pairwise(bounds)]
+    each = [_layout(*window)[1] for window in windows_of(elements, pattern, bounds)]
     return sum(each), max(each)
 
 
@@ -131,11 +143,12 @@ class HostElementRowMaker:
         self.moved_nbytes, self.nbytes = windows_nbytes(elements, pattern, self.bounds)
         with device.current():
             self._buffer = device.xp.empty(self.nbytes, dtype=np.uint8)
-            self._slabs = {ends: self._slab(*ends) for ends in itertools.pairwise(self.bounds)}
+            windows = windows_of(elements, pattern, self.bounds)
+            ends = itertools.pairwise(self.bounds)
+            self._slabs = {of: self._slab(*window) for of, window in zip(ends, windows, strict=True)}
 
-    def _slab(self, start: int, stop: int) -> _Slab:
+    def _slab(self, elements: MeshElements, pattern: RowPattern) -> _Slab:
         """Copy what a slab is made from to page-locked memory."""
-        elements, pattern = window_of(self.elements, self.pattern, start, stop)
         placed, nbytes = _layout(elements, pattern)
         memory = self._page_locked(nbytes)
         there: dict[int, dict[str, Array]] = {id(elements): {}, id(pattern): {}}

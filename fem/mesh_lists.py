@@ -128,20 +128,22 @@ def _rename(begin: int, end: int, connectivity: Array, place: Array, order: Arra
             moved[element, b] = place[connectivity[order[element], b]]
 
 
-def largest_span(connectivity: Array) -> int:
-    """Return the largest difference of the numbers of two nodes of an element."""
+def largest_span(connectivity: Array, nodes: int) -> int:
+    """Return the largest difference of the numbers of two nodes of an element that are among the first ``nodes``."""
     spans = np.empty(len(connectivity), dtype=np.int32)
-    _find_spans(len(connectivity), connectivity, spans)
+    _find_spans(len(connectivity), connectivity, nodes, spans)
     return int(spans.max())
 
 
 @shared_range(least=4096)
-def _find_spans(begin: int, end: int, connectivity: Array, spans: Array) -> None:
+def _find_spans(begin: int, end: int, connectivity: Array, nodes: int, spans: Array) -> None:
     for element in range(begin, end):
-        first = last = connectivity[element, 0]
-        for b in range(1, connectivity.shape[1]):
-            first, last = min(first, connectivity[element, b]), max(last, connectivity[element, b])
-        spans[element] = last - first
+        first, last = nodes, 0
+        for b in range(connectivity.shape[1]):
+            node = connectivity[element, b]
+            if node < nodes:
+                first, last = min(first, node), max(last, node)
+        spans[element] = max(0, last - first)
 
 
 def degenerate_elements(coordinates: Array, connectivity: Array, share: float) -> Array:

@@ -293,7 +293,7 @@ class MadeMatrixSource:
 
     def check_same_mesh(self, matrix: Any) -> None:
         """Refuse a matrix that differs in more than the factors of its elements, with an InputError."""
-        for name in ("shape", "coordinates", "connectivity", "fixed", "element"):
+        for name in ("shape", "coordinates", "ghosts", "connectivity", "fixed", "element"):
             before, now = getattr(self.matrix, name), getattr(matrix, name)
             if not (np.array_equal(before, now) if hasattr(before, "dtype") else before == now):
                 raise InputError(

@@ -226,6 +226,11 @@ def elements(ranks):
     )
     cut = RowPartition((0, *range(4, 4 + ranks.size - 1), body.shape[0]))
     yield "cut nodes", ranks.size == 1 or "cuts nodes" in message_of(lambda: split_elements(body, cut, ranks))
+    if ranks.size > 1:
+        other = body.with_material(1.0 + ranks.rank) if ranks.rank else body
+        yield "different meshes", "factors" in message_of(lambda: split_elements(other, partition, ranks))
+        none = body if ranks.rank == 0 else None
+        yield "no mesh", "takes an ElementMatrix" in message_of(lambda: split_elements(none, partition, ranks))
     fewer = RowPartition((0, body.shape[0] - 3))
     yield "other rows", "the partition has" in message_of(lambda: split_elements(body, fewer, ranks))
 

@@ -11,7 +11,7 @@ import penstock
 from penstock.fem import BoxMesh, HeatConduction, LinearElasticity
 from penstock.fem.elasticity import lame_parameters
 from penstock.fem.element_rows import FORMATS
-from penstock.fem.host_elements import window_of
+from penstock.fem.host_elements import windows_of
 from penstock.fem.mesh_parts import coupling_of, square_of
 from penstock.spmv import CsrMatrix, Device, InputError, format_named
 from penstock.spmv.compilation.table import find_kernel
@@ -174,7 +174,7 @@ def test_a_window_of_a_mesh_makes_the_same_rows(target, name, shape, shuffled):
     made = []
 
     for slab, start, stop in zip(slabs, [0, *stops], stops, strict=False):
-        parts = window_of(maker.elements, maker.pattern, start, stop)
+        [parts] = windows_of(maker.elements, maker.pattern, [start, stop])
         elements, pattern = (part.to_device(Device("cuda")) if target.name == "gpu" else part for part in parts)
         arrays = {key: target.put(np.full(array.shape, 77, array.dtype)) for key, array in slab.arrays().items()}
         arrays.pop("permutation", None)
@@ -286,14 +286,27 @@ def test_a_prepared_system_takes_another_material(device, memory, shuffled):
 @pytest.mark.parametrize("memory", [None, "300 KiB"])
 def test_a_renumbered_matrix_or_a_part_takes_another_material(memory):
     whole = body("tetrahedra", 3, (17, 7, 7), shuffled=True)
-    permutation = np.random.default_rng(5).permutation(len(whole.coordinates))
-    for matrix in (whole.renumbered(permutation), square_of(whole, 100, 800)):
+    ordered = body("tetrahedra", 3, (17, 7, 7))
+    backwards = np.arange(len(whole.coordinates))[::-1]
+    for matrix in (whole.renumbered(backwards), ordered.renumbered(backwards), square_of(whole, 100, 800)):
         other = matrix.with_material(matrix.factors[::-1].copy())
         b = np.random.default_rng(3).standard_normal(matrix.shape[0])
         with penstock.prepare(matrix, device="cpu", memory=memory) as system:
             system.update(other)
             x = system.solve(b).x
         assert np.linalg.norm(b - other.to_csr() @ x) <= 1.01e-8 * np.linalg.norm(b)
+
+
+def test_a_part_refuses_what_is_of_another_mesh():
+    whole = body("tetrahedra", 3, (17, 7, 7))
+    square, points = square_of(whole, 100, 800), whole.coordinates.copy()
+    points[:50, 0] -= 0.01
+    moved = penstock.ElementMatrix(points, whole.connectivity, material=whole.factors, fixed=whole.fixed > 0)
+    with penstock.prepare(square, device="cpu") as system, pytest.raises(InputError, match="see its ghosts"):
+        system.update(square_of(moved, 100, 800))
+    with pytest.raises(InputError, match="renumbering of one of 3456 elements, not of"):
+        square.with_factors_of(square)
+    assert square.reach == abs(square.graph().tocoo().row - square.graph().tocoo().col).max()
 
 
 def test_slabs_whose_elements_are_copied_begin_at_whole_chunks():
