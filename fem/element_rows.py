@@ -31,7 +31,7 @@ _WIDEST_SHARED = 48
 
 @dataclass(frozen=True)
 class Window:
-    """Which part of a mesh arrays hold: those of rows begin at a node, those of nodes at another; the matrix has more columns."""
+    """The part of a mesh that arrays hold: its first row, its first node, and the number of columns of the whole matrix."""
 
     first_row: int
     first_node: int

@@ -284,7 +284,7 @@ def _hubs(rows: BlockRows) -> Array:
 
 
 def most_couplings(entries: int, nodes: int) -> int:
-    """Return the largest number of couplings of a node that is not a hub, in a matrix with so many entries and nodes."""
+    """Return the number of couplings above which a node counts as a hub; ``entries`` and ``nodes`` are those of the matrix."""
     return _HUB * (entries // max(1, nodes)) + _MORE
 
 

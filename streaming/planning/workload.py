@@ -81,7 +81,8 @@ class Ring:
     Raises
     ------
     InputError
-        If there are fewer than 2 slots, ``sweeps`` is none of these, or something moves that is not made.
+        If there are fewer than 2 slots, ``sweeps`` is none of these, or ``moved_share`` is negative, or given without
+        ``on_arrival``.
 
     Examples
     --------
