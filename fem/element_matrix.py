@@ -207,8 +207,9 @@ class ElementMatrix:
                 )
             self._compare_with_host(maker)
             return maker
-        first = [0, min(HEIGHT, len(self.coordinates))]
-        self._compare_with_host(HostElementRowMaker(self._elements, pattern, format_name, device, first))
+        if isinstance(self.element, OwnElement):
+            first = [0, min(HEIGHT, len(self.coordinates))]
+            self._compare_with_host(HostElementRowMaker(self._elements, pattern, format_name, device, first))
         return HostElementRowMaker(
             self._elements, pattern, format_name, device, self._node_bounds(format_name, row_bounds)
         )

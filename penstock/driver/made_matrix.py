@@ -213,10 +213,10 @@ class MadeMatrixSource:
         except BudgetError:
             if request.device.kind == "cpu":  # where they lie in host memory already
                 raise
-        most, needed, index = 0, 1, self._rough_index(matrix)
+        most, index = 0, self._rough_index(matrix)
+        moved, needed = matrix.window_nbytes(self._format, index.row_bounds)
         while needed > most:  # until the slabs that are planned need no more room for their elements than was left
-            moved, largest = matrix.window_nbytes(self._format, index.row_bounds)
-            most = max(most, largest)
+            most = needed
             ring = Ring(on_arrival=True, moved_share=moved / index.nbytes)
             placement = self._placed_with(matrix, request, ring, ("the elements of one subdivision", most), rate)
             index = placement.plan_of_store.index
