@@ -208,8 +208,9 @@ def main() -> None:
             del A
             beam = Cantilever(nodes=nodes, dof=3, material=LognormalMaterial(sigma=0.5))
             with HostPlaneStore.create(beam.subdivisions(SLABS, "symmetric_bsr"), beam.shape) as in_planes:
-                way = ("float32", int(SHARES["float32"] * half), "-planes")
-                records.append(measure(name, in_planes, points, device, limits, *way))
+                for precision, share in SHARES.items():
+                    way = (precision, int(share * half), "-planes")
+                    records.append(measure(name, in_planes, points, device, limits, *way))
     write("precision", arguments, limits, records)
     print(f"{time.perf_counter() - began:.0f} s")
 

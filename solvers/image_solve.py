@@ -18,6 +18,9 @@ The last step needs no pass. With a matrix E of bounds, ``|A~ - A| <= E`` entry 
 
 bounds the residual, and as r is small, so is the bound. It counts as the true residual where it meets the tolerance, with an
 allowance for the rounding in r.
+
+Passes over a matrix in two planes may read the float32 numbers alone: q is then off by at most ``2^-24 |A| |z|``, which is added
+to the bound. Where that is not small beside the residual, a pass over A itself computes q, W and ``r = b - A x`` at once.
 """
 
 from __future__ import annotations
@@ -51,6 +54,9 @@ _SLOW, _DOUBTFUL = 0.2, 2
 _HALVED, _PATIENCE = 0.5, 3
 # Rounding units of images.
 _UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}
+# What products with A in float32 instead of A may add to a residual: a share of the tolerance, or of the residual to be expected,
+# which is that of the pass before again, and of the first pass a share of the load.
+_LOST, _LOST_BETWEEN, _LEFT = 0.2, 2e-3, 1e-3
 # Rounding in a residual that is updated, in units of that in ``|A||x|``.
 _DRIFT = 2.0
 # Diagonal entries within these bounds, and entries of a positive definite matrix with them, keep their digits in float32.
@@ -215,23 +221,27 @@ class _Refinement:
         self.scales = np.where(b_norms > 0, b_norms, 1.0)
         self.tolerances = np.maximum(self.rtol * b_norms, self.atol)
         self.ends: list[StopReason | None] = [None] * len(b_norms)
-        self.norms, self.gains, self.slow = self.scales.copy(), np.ones_like(b_norms), np.zeros(len(b_norms), int)
+        self.norms, self.slow = self.scales.copy(), np.zeros(len(b_norms), int)
+        self.gains = np.full_like(b_norms, _LEFT)
         self.halved, self.passes_since = np.full_like(b_norms, np.inf), np.zeros(len(b_norms), int)
         self.last: tuple[Array, Array] | None = None  # the last step, and A times it
+        self.may_round = self.bounds_settle and getattr(self.A, "can_round", False)
+        # Bounds of the errors in these products and in r, of products with A in float32.
+        self.lost_by_last, self.slack = np.zeros_like(b_norms), np.zeros_like(b_norms)
         self.bounded: set[int] = set()  # right-hand sides of whose residuals bounds are known
 
     def run(self, x0: Array | None, state: Any) -> SolveResult | BlockSolveResult:
         """Solve."""
         first = self._first(x0, state)
         self.columns, self.r = list(first.columns), self.b.copy()
-        product = self.A.apply(first.x)
+        product, lost = self._product(first.x)
         if any(column.reason not in _GAVE_ALL for column in self.columns):
-            self.x, self.r = first.x, self.r - product
+            self.x, self.r, self.slack = first.x, self.r - product, lost
             self.norms = self.space.norms(self.r)
             self.ends = [column.reason for column in self.columns]
             return self._result(first)
         self.x = self.A.device.xp.zeros_like(self.b)
-        self._step(first.x, product)
+        self._step(first.x, product, lost)
         while self._running():
             if (early := self._limit()) is None:
                 z = self._correction()
@@ -241,7 +251,7 @@ class _Refinement:
             if early is not None:
                 self.ends = [end or early for end in self.ends]
                 break
-            self._step(z, self.A.apply(z))
+            self._step(z, *self._product(z))
         return self._result(first)
 
     def _limit(self) -> StopReason | None:
@@ -278,8 +288,35 @@ class _Refinement:
         """Return the right-hand sides that are not solved yet."""
         return [column for column, end in enumerate(self.ends) if end is None]
 
-    def _step(self, z: Array, product: Array) -> None:
-        """Move x to where its error is least over the last step and z, of which ``product`` is A times z."""
+    def _product(self, z: Array) -> tuple[Array, Numbers]:
+        """Return A times z, and bounds of the errors if it is that of A in float32, of which fewer bytes are read.
+
+        That is enough where what is lost is small beside the residual to be expected and the tolerance. Where it is not, what
+        was lost before is made up for in the same pass over A.
+        """
+        if not self.may_round:
+            return self.A.apply(z), np.zeros_like(self.slack)
+        A: Any = self.A
+        lost, running = np.zeros_like(self.slack), self._running()
+        for column in running:
+            of_z = self._column(z, column)
+            lost[column] = _UNITS[np.dtype(np.float32)] * (self._absolute_product(of_z) + self._difference(of_z))
+        allowed = np.maximum(_LOST * self.tolerances, _LOST_BETWEEN * self.gains * self.norms)
+        if (self.slack + lost <= allowed)[running].all():
+            return A.apply_rounded(z), lost
+        product = A.device.xp.empty_like(z)
+        products = [(z, product, 1.0, 0.0)]
+        if self.last is not None and self.slack.any():
+            self.r[...] = self.b
+            products += [(self.x, self.r, -1.0, 1.0), (*self.last, 1.0, 0.0)]
+        A.apply_all(*products)
+        if len(products) > 1:
+            self.slack, self.lost_by_last = np.zeros_like(lost), np.zeros_like(lost)
+            self._measure()
+        return product, np.zeros_like(lost)
+
+    def _step(self, z: Array, product: Array, lost: Numbers) -> None:
+        """Move x to where its error is least over the last step and z, of which ``product`` is A times z but for what is lost."""
         pairs = [(z, product), (z, self.r)]
         if self.last is not None:
             step, image = self.last
@@ -289,13 +326,15 @@ class _Refinement:
             raise self._unfit("its correction is no direction of descent")
         of_z, of_last = _least_error(zz, zr, *others)
         if self.last is None:
-            self.last = z.copy(), product.copy()
+            self.last, self.lost_by_last = (z.copy(), product.copy()), lost
             of_last, of_z = of_z, np.zeros_like(of_z)
         step, image = self.last
         self.space.combine(of_z, z, of_last, step)
         self.space.combine(of_z, product, of_last, image)
         self.x += step
         self.r -= image
+        self.lost_by_last = abs(of_z) * lost + abs(of_last) * self.lost_by_last
+        self.slack += self.lost_by_last
         before = self.norms.copy()
         self._measure()
         self._test(before)
@@ -304,6 +343,7 @@ class _Refinement:
         """Compute the residuals from A, b and x."""
         self.r[...] = self.b
         self.A.apply(self.x, self.r, alpha=-1.0, beta=1.0)
+        self.slack = np.zeros_like(self.slack)
         self._measure()
 
     def _measure(self) -> None:
@@ -343,7 +383,7 @@ class _Refinement:
 
     def _with_drift(self, column: int, norm: float) -> float:
         """Return a bound of the true residual from one that was updated: what rounding may have added to it."""
-        return float(norm + _DRIFT * self._rounding(self._column(self.x, column)))
+        return float(norm + self.slack[column] + _DRIFT * self._rounding(self._column(self.x, column)))
 
     def _rounding(self, x: Array) -> float:
         """Return the rounding in ``A x``, about."""
@@ -371,6 +411,11 @@ class _Refinement:
         rtol = float(np.maximum(share, _AIM * self.tolerances[running] / self.norms[running]).min())
         limits: dict[str, Any] = {"rtol": rtol, "atol": 0.0, "maxiter": left, "monitor": self._watch_correction}
         result = self.solve(self.image, self.r, None, M=self.M, **limits)
+        if self.slack.any() and any(column.reason in _UNFIT for column in result.columns):
+            # Rounding may take residuals out of the range of a singular matrix.
+            self.may_round, self.iterations = False, self.iterations + result.iterations
+            self._compute()
+            return self._correction()
         self.rests = np.array([column.true_residual for column in result.columns]) * self.norms
         for column in running:
             scale = float(self.norms[column] / self.scales[column])
@@ -413,13 +458,14 @@ class _Refinement:
         for number, (column, end) in enumerate(zip(self.columns, self.ends, strict=True)):
             met = self.norms[number] <= self.tolerances[number]
             reason = StopReason.CONVERGED if met else end or column.reason
-            norms, residual = column.residual_norms, float(self.norms[number] / self.scales[number])
+            lost = 0.0 if number in self.bounded else self.slack[number]  # of which a bound has been counted already
+            norms, residual = column.residual_norms, float((self.norms[number] + lost) / self.scales[number])
             x = LinearProblem.column(self.x, number)
             cost = {
                 **spent,
                 "timings": {**column.timings, **seconds},
                 "state": first.state,
-                "bounded": number in self.bounded,
+                "bounded": number in self.bounded or lost > 0,
             }
             columns.append(SolveResult.of(x, reason, norms, residual, column.rounding_floor, **cost))
         if isinstance(first, SolveResult):

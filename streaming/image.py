@@ -11,7 +11,7 @@ from penstock.spmv import Array, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, lowered
 from penstock.streaming.planning.workload import Workload
 from penstock.streaming.stores.base import Store
-from penstock.streaming.stores.host_planes import completed, high_words
+from penstock.streaming.stores.host_planes import completed, high_words, joined
 from penstock.streaming.stores.matrix_index import MatrixIndex
 from penstock.streaming.stores.planes import has_planes
 from penstock.streaming.streamed_matrix import StreamedMatrix
@@ -62,9 +62,9 @@ def image_of_store(store: Store, values_dtype: Any, budget_nbytes: int, device: 
 
 def completed_by(image: object, store: Store) -> Store:
     """Return the store from which a matrix is streamed beside its image: of two planes, an image in float32 has one already."""
-    if isinstance(image, SparseMatrix) and image.values_dtype == np.float32 and has_planes(store):
-        return completed(store, image)
-    return store
+    if not (isinstance(image, SparseMatrix) and has_planes(store)):
+        return store
+    return completed(store, image) if image.values_dtype == np.float32 else joined(store, image.device)
 
 
 def image_of_streamed(A: StreamedMatrix, values_dtype: Any, lost: Array | None = None) -> SparseMatrix:

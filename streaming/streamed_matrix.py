@@ -34,6 +34,7 @@ from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.as_store import as_store
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.made_store import makes_on
+from penstock.streaming.stores.planes import JoinedStore
 from penstock.streaming.swept_matrix import SweptMatrix
 from penstock.streaming.wavefront import wavefront_visit
 
@@ -173,9 +174,45 @@ class StreamedMatrix(SweptMatrix):
         self._sweeper.sweep(lambda number, slab, stage: visit(self._rows(number).start, slab))
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        self.apply_all((x, out, alpha, beta))
+
+    def apply_all(self, *products: tuple[Array, Array, float, float]) -> None:
+        """Compute several products in one sweep: ``out = alpha A @ x + beta out`` for each ``(x, out, alpha, beta)``."""
         if self._is_half:
-            scale(out, beta)
-        self.visit_slabs(lambda first_row, slab: slab.apply_slab(first_row, x, out, alpha, beta))
+            for _, out, _, beta in products:
+                scale(out, beta)
+
+        def visit(first_row: int, slab: SparseMatrix) -> None:
+            for product in products:
+                slab.apply_slab(first_row, *product)
+
+        self.visit_slabs(visit)
+
+    @property
+    def can_round(self) -> bool:
+        """Whether the matrix in float32 has fewer bytes in the store, which :meth:`apply_rounded` moves."""
+        return isinstance(self.store, JoinedStore)
+
+    def apply_rounded(self, x: Array) -> Array:
+        """Return the product with the matrix rounded to float32, or with the matrix where it is on the device already.
+
+        Parameters
+        ----------
+        x : array, (n,) or (n, k)
+
+        Returns
+        -------
+        array
+            ``y`` with ``|y - A x| <= 2 ** -24 |A| |x|``, and rounding. Half of the bytes of the values move.
+        """
+        if not isinstance(self.store, JoinedStore):
+            raise InputError(f"a {type(self.store).__name__} has no high words alone; use apply")
+        self.store.rounded = True
+        try:
+            return self.apply(x)
+        finally:
+            self.store.rounded = False
+            self._sweeper.forget()
 
     def apply_each(self, X: Array, out: Array | None = None) -> Array:
         """Return the products with several vectors, or blocks of vectors, computed one after the other in a single sweep.

@@ -41,6 +41,7 @@ from penstock.spmv.products.hashing import LANES as HASH_LANES
 from penstock.spmv.products.mirrored_rows import MIRRORED_ROW_KERNELS
 from penstock.spmv.vectors.block_space import BLOCK_VECTOR_KERNELS, FUSED_TILES, TILES, gram_parts
 from penstock.spmv.vectors.space import VECTOR_KERNELS
+from penstock.streaming.stores.planes import PLANE_KERNELS
 
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors
 IMAGE = "short, double"
@@ -309,6 +310,7 @@ INSTANCES = {
     ],
     LINK_KERNELS: ["scale_unknowns", "find_flat", "count_links", "list_links"],
     CHOLESKY_KERNELS: [f"factor_rows<{size}>" for size in TRIANGLE_SIZES],
+    PLANE_KERNELS: ["join_planes"],
     PRODUCT_KERNELS: _products(ITEMSIZE),
     MIRRORED_ROW_KERNELS: _mirrored_rows(SIZES),
     MOTION_KERNELS: [

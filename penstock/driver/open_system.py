@@ -42,7 +42,7 @@ from penstock.spmv.formats.pattern import Pattern
 from penstock.spmv.reordered import Reordered
 from penstock.spmv.unchecked import UncheckedEntries
 from penstock.streaming import LevelOrder, StreamedMatrix
-from penstock.streaming.stores.planes import CompletedStore
+from penstock.streaming.stores.planes import CompletedStore, JoinedStore
 
 AnyResult = SolveResult | BlockSolveResult
 
@@ -155,9 +155,14 @@ class OpenSystem:
             ]
         else:
             lines = [self.placement.explain(), f"{'device':<11} {self.A.device}"]
-        if self.streamed is not None and isinstance(self.streamed.store, CompletedStore):
+        store = None if self.streamed is None else self.streamed.store
+        if isinstance(store, CompletedStore):
             lines.append(
                 f"{'planes':<11} residuals read the low words of the values, which complete those of the image"
+            )
+        elif isinstance(store, JoinedStore):
+            lines.append(
+                f"{'planes':<11} residuals read the values in float32 where these are enough, which halves the bytes"
             )
         return [*lines, *self._remarks]
 

@@ -126,7 +126,7 @@ def plan_system(
 def nearest(store: Store, device: Device, reporter: Reporter, *, planes: bool = False) -> Store:
     """Return a copy in host memory of a store that a GPU would stream from disk, unless it would fill most of that memory.
 
-    With ``planes``, it keeps those of the store, for an image in float32.
+    With ``planes``, it keeps those of the store, for an image in fewer digits.
     """
     near = device.kind == "cpu" or isinstance(store, MadeStore) or is_in_memory(store, planes=planes)
     if near or store.index.nbytes >= CPU.free_nbytes() // 2:
@@ -255,7 +255,7 @@ class _Opener:
             assert whole is not None, "a matrix in memory is converted"
             store = self._store_of(whole, image.plan, planes=placement.precision == "float32")
         precision, A = placement.precision, None
-        store = self._near(store, image.plan, of_caller=of_caller, planes=precision == "float32")
+        store = self._near(store, image.plan, of_caller=of_caller, planes=True)
         with self.reporter.stage("image"):
             if whole is not None and device.kind == "cpu":  # a GPU rounds what arrives faster than a host
                 A = image_of(whole, np.dtype(precision))

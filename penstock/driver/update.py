@@ -20,7 +20,7 @@ from penstock.streaming import FileStore, HostPlaneStore, HostStore, MadeStore, 
 from penstock.streaming.image import completed_by, image_of_store, image_of_streamed
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.host_planes import copy_in_memory, is_in_memory
-from penstock.streaming.stores.planes import CompletedStore, has_planes
+from penstock.streaming.stores.planes import CompletedOnArrival, has_planes
 
 Writing = Callable[[], AbstractContextManager[None]]
 
@@ -74,7 +74,7 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         writes.append(partial(_write_resident, system, A, of_order))
     if isinstance(system.matrix, StreamedMatrix):
         writes.append(_streamed_write(system, system.matrix, of_order))
-        if isinstance(A, SparseMatrix) and rounds and not isinstance(system.matrix.store, CompletedStore):
+        if isinstance(A, SparseMatrix) and rounds and not isinstance(system.matrix.store, CompletedOnArrival):
             writes.append(partial(_refill_image, A, system.matrix))
     with writing():
         for write in writes:
@@ -123,7 +123,7 @@ def _write_resident(system: OpenSystem, A: SparseMatrix, matrix: CsrMatrix) -> N
 
 def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) -> Callable[[], None]:
     """Do what may fail, and return what makes a streamed matrix use the new values."""
-    store = CompletedStore.underlying(A.store)
+    store = CompletedOnArrival.underlying(A.store)
     if isinstance(store, FileStore | HostPlaneStore):
         refilled = store.refilled(matrix)  # another one; this matrix still reads the old one
         return lambda: _use_own_store(system, A, refilled)
@@ -147,7 +147,7 @@ def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) ->
 
 def _use_own_store(system: OpenSystem, A: StreamedMatrix, store: Any, matrix: SparseMatrix | None = None) -> None:
     """Stream from a store that was made here, and close the one that was made before."""
-    if isinstance(A.store, CompletedStore) and A.device.kind == "cuda":
+    if isinstance(A.store, CompletedOnArrival) and A.device.kind == "cuda":
         _stream_beside_image(cast(SparseMatrix, system.A), A, store)
     else:
         A.reopen(completed_by(system.A, store))
@@ -173,8 +173,8 @@ def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> No
             raise InputError(
                 f"the new store has another pattern in rows {subdivision.row_start} to {subdivision.row_stop - 1}; prepare it"
             )
-    before = CompletedStore.underlying(A.store)
-    planes = isinstance(system.A, SparseMatrix) and system.A.values_dtype == np.float32
+    before = CompletedOnArrival.underlying(A.store)
+    planes = isinstance(system.A, SparseMatrix)  # an image of the matrix
     copied = isinstance(before, HostStore | HostPlaneStore) and not is_in_memory(store, planes=planes)
     if copied:
         store = copy_in_memory(store, planes=planes)

@@ -26,6 +26,8 @@ from penstock.spmv.formats.traits import Traits
 _BITS = 15
 # Errors of a row are made up for if they are below this share of its block on the diagonal.
 _SMALL = 2.0**-8
+# Errors of 16 bits in units of half of the last place, where they were made of values that had been rounded to float32 before.
+_ROUNDED_TWICE = 1.0 + 2.0**-7
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,6 +160,8 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         with self.device.current():
             for start, slab in self.slabs(256 << 20):
                 slab._error().apply_slab(start, z, out, 1.0, 0.0)
+        if self.values.dtype == np.int16:
+            out *= _ROUNDED_TWICE
         return out
 
     def _error(self) -> Self:

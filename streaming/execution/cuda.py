@@ -20,7 +20,7 @@ from penstock.streaming.stores.base import PageLockable
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.made_store import makes_on
 from penstock.streaming.stores.matrix_index import Part
-from penstock.streaming.stores.planes import CompletedStore
+from penstock.streaming.stores.planes import CompletedOnArrival
 
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
@@ -56,7 +56,8 @@ class CudaExecutor:
         self._direct: PageLockable | None = None
         self._staging: Staging | None = None
         self._made = setup.store if makes_on(setup.store, setup.device) else None
-        self._completed = setup.store if isinstance(setup.store, CompletedStore) else None
+        self._completed = setup.store if isinstance(setup.store, CompletedOnArrival) else None
+        self._incomplete: set[int] = set()  # slots
         with cupy.cuda.Device(setup.device.index):
             if isinstance(setup.store, PageLockable):
                 try:
@@ -220,6 +221,7 @@ class CudaExecutor:
                         self._transfer(copy, copies, events)
                     lane.wait_event(events.arrived[step.slot])
                     ready.add(step.slot)
+                self._complete(step, lane)
                 with lane, self._recorded("compute", step.subdivision, step.slot, lane):
                     visit(step.subdivision, self._slabs.slab(step, residents), stage)
                 if len(lanes) > 1:
@@ -251,12 +253,18 @@ class CudaExecutor:
                 nbytes = self._index.subdivisions[step.subdivision].part_nbytes(self._part)
                 target.copy_from_host_async(self._staging.buffers[step.slot].ctypes.data, nbytes, stream)
                 self._staging.copied[step.slot].record(stream)
-            if self._completed is not None:
-                with stream:
-                    self._completed.complete(step.subdivision, self.slots[step.slot], self._part)
+        if self._completed is not None:
+            self._incomplete.add(step.slot)
         events.arrived[step.slot].record(stream)
         if self._copy_stream is None:
             stream.synchronize()
+
+    def _complete(self, step: Compute, lane: Any) -> None:
+        """Complete what has arrived in a slot in the stream of its first computation, while the next transfer goes on."""
+        if self._completed is not None and step.slot in self._incomplete:
+            with lane:
+                self._completed.complete(step.subdivision, self.slots[step.slot], self._part)
+            self._incomplete.remove(step.slot)
 
     def drain(self) -> None:
         """Wait for all work issued on any stream, and discard reads in flight."""

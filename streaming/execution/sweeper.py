@@ -192,6 +192,10 @@ class Sweeper:
             executor.drain()
         self._empty = True
 
+    def forget(self) -> None:
+        """Let the next sweep begin with an empty ring: what is in the slots is not read again."""
+        self._empty = True
+
     def go_on_from(self, other: Sweeper) -> None:
         """Take over the counters and the direction of a sweeper with the same plan, which is closed."""
         self.sweeps, self.bytes_streamed, self._number = other.sweeps, other.bytes_streamed, other._number

@@ -237,7 +237,7 @@ class FileStore:
             self.read_high(number, high)
             self.read_low(number, buffer[nbytes - plane : nbytes])
             values = buffer[nbytes - subdivision.part_nbytes("values") : nbytes]
-            join_in_place(high[: values.nbytes // 2].view(np.float32), values, np, self._joining_threads)
+            join_in_place(high[: values.nbytes // 2].view(np.float32), values, self._joining_threads)
 
     def read_high(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
         """Read the high words of the values of a subdivision, of a store of two planes, into a page-aligned buffer."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from penstock.spmv import CsrMatrix, SparseMatrix
+from penstock.spmv import Array, CsrMatrix, Device, SparseMatrix
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.host_store import HostStore
@@ -16,13 +16,16 @@ from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack,
 from penstock.streaming.stores.planes import (
     CompletedStore,
     HighWords,
+    JoinedStore,
     LostSums,
     NoPlanesError,
     Numbers,
     PlaneStore,
+    count_of_values,
     has_planes,
     in_planes,
     join_in_place,
+    join_on_device,
     plane_nbytes,
 )
 
@@ -118,7 +121,7 @@ class HostPlaneStore:
             nbytes = subdivision.part_nbytes(part)
             values = buffer[nbytes - subdivision.part_nbytes("values") : nbytes]
             self.read_low(number, values[values.nbytes - plane_nbytes(subdivision) :])
-            join_in_place(self.plane(number, 0)[: values.nbytes // 2].view(np.float32), values, np)
+            join_in_place(self.plane(number, 0)[: values.nbytes // 2].view(np.float32), values)
 
     def read_high(self, number: int, buffer: Numbers) -> None:
         """Copy the high words of the values of a subdivision."""
@@ -167,11 +170,15 @@ class HostPlaneStore:
         except NoPlanesError:
             return HostStore.create(slabs(), self.index.shape)
 
-    def segments_with(self, number: int, part: Part, which: int, place: int) -> list[tuple[int, Numbers]]:
-        """Return views of the structure and of a plane, at their offsets in a part in which the plane begins at ``place``."""
+    def segments_with(self, number: int, part: Part, places: dict[int, int]) -> list[tuple[int, Numbers]]:
+        """Return views of what is copied for a part of a subdivision, each with its offset in the part.
+
+        ``places`` are those at which the high words, 0, and the low words, 1, begin in the part; a plane without one is left out.
+        """
+        words = 4 * count_of_values(self.index.subdivisions[number])
         segments = [] if part == "values" else [(0, self._structure(number))]
         if part != "structure":
-            segments.append((place, self.plane(number, which)))
+            segments += [(place, self.plane(number, which)[:words]) for which, place in places.items()]
         return [(offset, piece) for offset, piece in segments if piece.nbytes]
 
     def page_lock(self) -> None:
@@ -197,7 +204,7 @@ class HighWordsInMemory(HighWords):
     def segments(self, number: int, part: Part = "whole") -> list[tuple[int, Numbers]]:
         """Return views of the bytes of a part of a subdivision, each with its offset in the part."""
         place = self.index.subdivisions[number].values_start if part == "whole" else 0
-        return self.store.segments_with(number, part, 0, place)
+        return self.store.segments_with(number, part, {0: place})
 
     def page_lock(self) -> None:
         """Page-lock the memory of the store."""
@@ -212,7 +219,34 @@ class CompletedInMemory(CompletedStore):
     def segments(self, number: int, part: Part = "whole") -> list[tuple[int, Numbers]]:
         """Return views of what is copied for a part of a subdivision, each with its offset in the part."""
         subdivision = self.index.subdivisions[number]
-        return self.store.segments_with(number, part, 1, subdivision.part_nbytes(part) - plane_nbytes(subdivision))
+        return self.store.segments_with(number, part, {1: subdivision.part_nbytes(part) - plane_nbytes(subdivision)})
+
+    def page_lock(self) -> None:
+        """Page-lock the memory of the store."""
+        self.store.page_lock()
+
+
+class JoinedInMemory(JoinedStore):
+    """The matrix of a :class:`HostPlaneStore` whose planes a GPU copies from where they are, and joins."""
+
+    store: HostPlaneStore
+
+    def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
+        """Copy what is copied for a part of a subdivision; values are still to be completed."""
+        for offset, piece in self.segments(number, part):
+            buffer[offset : offset + piece.nbytes] = piece
+
+    def segments(self, number: int, part: Part = "whole") -> list[tuple[int, Numbers]]:
+        """Return views of what is copied for a part of a subdivision, each with its offset in the part."""
+        of = self.index.subdivisions[number]
+        first = of.part_nbytes(part) - of.part_nbytes("values")
+        low = {} if self.rounded else {1: first + 4 * count_of_values(of)}
+        return self.store.segments_with(number, part, {0: first, **low})
+
+    def _complete(self, number: int, values: Array) -> None:
+        count = count_of_values(self.index.subdivisions[number])
+        words = values[: 4 * count if self.rounded else 8 * count].copy()  # over which the values are written
+        join_on_device(words[: 4 * count].view(np.float32), words[4 * count :].view(np.int32), values.view(np.float64))
 
     def page_lock(self) -> None:
         """Page-lock the memory of the store."""
@@ -228,6 +262,12 @@ def completed(store: PlaneStore, image: SparseMatrix) -> CompletedStore:
     """Return the matrix of a store of two planes whose high words are in memory, as an image in float32."""
     kind = CompletedInMemory if isinstance(store, HostPlaneStore) else CompletedStore
     return kind(store, image)
+
+
+def joined(store: PlaneStore, device: Device) -> JoinedStore:
+    """Return the matrix of a store of two planes for a device, which joins them itself if it is a GPU and they are in memory."""
+    in_memory = isinstance(store, HostPlaneStore) and device.kind == "cuda"
+    return JoinedInMemory(store) if in_memory else JoinedStore(store)
 
 
 def is_in_memory(store: Store, *, planes: bool) -> bool:

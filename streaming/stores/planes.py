@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.host.threads import mapped
 from penstock.spmv import Array, BudgetError, InputError, SparseMatrix, format_nbytes
+from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, corrections_of
 from penstock.spmv.host_memory import available_nbytes
 from penstock.streaming.stores.base import Store
@@ -22,6 +23,8 @@ from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import ArrayField, MatrixIndex, Part, Subdivision, round_up
 
 Numbers = np.ndarray[Any, Any]
+
+PLANE_KERNELS = CudaSource("penstock.streaming.kernels", "planes.cu")
 
 # Numbers that are joined at once, so that what is computed between stays in a cache; and those that are copied first, at the
 # end of a subdivision, where high words would be written over low words that are still to be read.
@@ -128,8 +131,8 @@ def in_planes(subdivision: Subdivision, piece: Numbers, dtype: Any) -> Numbers:
     return stored
 
 
-def join_in_place(high: Array, values: Array, xp: Any, threads: int = 1) -> None:
-    """Complete numbers whose low words lie at the end of the bytes in which float64 numbers are written.
+def join_in_place(high: Numbers, values: Numbers, threads: int = 1) -> None:
+    """Complete numbers on the host whose low words lie at the end of the bytes in which float64 numbers are written.
 
     Parameters
     ----------
@@ -137,16 +140,13 @@ def join_in_place(high: Array, values: Array, xp: Any, threads: int = 1) -> None
     values : array of bytes
         The values of a subdivision, padded to whole pages; in its last pages, which would hold a plane, are the low words.
         What is written over them has been read: a number takes twice the bytes of a word, and the first half is free.
-    xp : module
-        NumPy or CuPy.
     threads : int
-        That compute on a CPU.
+        That compute.
     """
-    first = values.nbytes - _half_in_pages(values.nbytes)
-    low, numbers = values[first:].view(np.int32), values.view(np.int64)
+    low, numbers = low_words(values), values.view(np.int64)
     begin, count = 0, high.size
 
-    def join_words(start: int, stop: int, words: Array) -> None:
+    def join_words(start: int, stop: int, words: Numbers) -> None:
         numbers[start:stop].view(np.float64)[...] = high[start:stop]
         numbers[start:stop] += words
 
@@ -154,13 +154,31 @@ def join_in_place(high: Array, values: Array, xp: Any, threads: int = 1) -> None
         stop = min(start + _AT_ONCE, end)
         join_words(start, stop, low[start:stop])
 
-    # What is written up to ``end`` lies before the low words from ``begin`` on. A GPU copies all of these instead, which takes it
-    # less time than to start many kernels.
-    while xp is np and (end := min((first // 4 + begin) // 2, count)) - begin >= min(_LAST, count - begin) > 0:
+    # What is written up to ``end`` lies before the low words from ``begin`` on.
+    while (end := min((first_low(values) // 4 + begin) // 2, count)) - begin >= min(_LAST, count - begin) > 0:
         mapped(join_from, range(begin, end, _AT_ONCE), threads)
         begin = end
     join_words(begin, count, low[begin:count].copy())
     numbers[count:] = 0
+
+
+def first_low(values: Array) -> int:
+    """Return where low words begin in the bytes of the values that they complete: a plane of whole pages ends with these."""
+    return int(values.nbytes) - _half_in_pages(values.nbytes)
+
+
+def low_words(values: Array) -> Array:
+    """Return a view of the low words there."""
+    return values[first_low(values) :].view(np.int32)
+
+
+def join_on_device(high: Array, low: Array, values: Array) -> None:
+    """Complete numbers on a GPU, in CuPy's current stream, and set those after them to zero.
+
+    ``values`` are float64, and share no memory with the words, float32 and int32. Without low words, these are 0.
+    """
+    sizes = np.int64(high.size), np.int64(low.size), np.int64(values.size)
+    launch(PLANE_KERNELS.function("join_planes"), values.size, 256, (*sizes, high, low, values))
 
 
 class HighWords:
@@ -210,7 +228,31 @@ def _of_high_words(subdivision: Subdivision) -> Subdivision:
     return replace(subdivision, fields=fields, nbytes=start + plane_nbytes(subdivision), checksums=None)
 
 
-class CompletedStore:
+class CompletedOnArrival:
+    """The matrix of a store of two planes, what is read of which is completed where it arrives; the base of such stores."""
+
+    def __init__(self, store: PlaneStore) -> None:
+        self.store, self.index = store, store.index
+
+    @staticmethod
+    def underlying(store: Store) -> Store:
+        """Return the store of two planes that such a store reads; another one as it is."""
+        return store.store if isinstance(store, CompletedOnArrival) else store
+
+    def complete(self, number: int, buffer: Array, part: Part = "whole") -> None:
+        """Complete the values of a subdivision in a byte buffer of the device, on a GPU in CuPy's current stream."""
+        if part == "structure":
+            return
+        of = self.index.subdivisions[number]
+        nbytes = of.part_nbytes(part)
+        self._complete(number, buffer[nbytes - of.part_nbytes("values") : nbytes])
+
+    def _complete(self, number: int, values: Array) -> None:
+        """Complete values of float64 in their bytes."""
+        raise NotImplementedError
+
+
+class CompletedStore(CompletedOnArrival):
     """The matrix of a store of two planes whose high words are in memory, as an image: a store that reads the low words.
 
     Parameters
@@ -225,20 +267,14 @@ class CompletedStore:
     """
 
     def __init__(self, store: PlaneStore, image: SparseMatrix) -> None:
-        self.store, self.image, self.index = store, image, store.index
-        sizes = [_values_of(subdivision).nbytes // 8 for subdivision in self.index.subdivisions]
-        self._bounds = list(itertools.accumulate(sizes, initial=0))
-
-    @staticmethod
-    def underlying(store: Store) -> Store:
-        """Return the store of two planes that such a store reads; another one as it is."""
-        return store.store if isinstance(store, CompletedStore) else store
+        super().__init__(store)
+        self.image = image
+        self._bounds = list(itertools.accumulate(map(count_of_values, self.index.subdivisions), initial=0))
 
     @property
     def read_share(self) -> float:
         """The share of the bytes of the matrix that is read."""
-        planes = sum(plane_nbytes(subdivision) for subdivision in self.index.subdivisions)
-        return (self.index.part_nbytes("structure") + planes) / self.index.nbytes
+        return _share_of_a_plane(self.index)
 
     def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
         """Read a part of a subdivision; on a GPU, values are still to be completed."""
@@ -251,20 +287,65 @@ class CompletedStore:
             if self.image.device.kind == "cpu":
                 self.complete(number, buffer, part)
 
-    def complete(self, number: int, buffer: Array, part: Part = "whole") -> None:
-        """Complete the values of a subdivision in a byte buffer of the image's device; on a GPU in CuPy's current stream."""
-        if part == "structure":
+    def _complete(self, number: int, values: Array) -> None:
+        start, stop = self._bounds[number : number + 2]
+        high = self.image.values.reshape(-1)[start:stop]
+        if self.image.device.kind == "cpu":
+            join_in_place(high, values)
+        else:
+            join_on_device(high, low_words(values)[: stop - start].copy(), values.view(np.float64))
+
+
+class JoinedStore(CompletedOnArrival):
+    """The matrix of a store of two planes, of which a sweep may read the high words alone: the matrix rounded to float32.
+
+    Parameters
+    ----------
+    store : PlaneStore
+
+    Attributes
+    ----------
+    rounded : bool
+        Whether reads leave the low words out, which are 0 then.
+    """
+
+    def __init__(self, store: PlaneStore) -> None:
+        super().__init__(store)
+        self.rounded = False
+
+    @property
+    def read_share(self) -> float:
+        """The share of the bytes of the matrix that is read."""
+        return _share_of_a_plane(self.index) if self.rounded else 1.0
+
+    def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
+        """Read a part of a subdivision."""
+        if not self.rounded or part == "structure":
+            self.store.read_into(number, buffer, part)
             return
         of = self.index.subdivisions[number]
-        nbytes = of.part_nbytes(part)
-        values = buffer[nbytes - of.part_nbytes("values") : nbytes]
-        high = self.image.values.reshape(-1)[self._bounds[number] : self._bounds[number + 1]]
-        join_in_place(high, values, self.image.device.xp)
+        if part == "whole":
+            self.store.read_into(number, buffer, "structure")
+        nbytes, high = of.part_nbytes(part), aligned_buffer(plane_nbytes(of))
+        self.store.read_high(number, high)
+        numbers, count = buffer[nbytes - of.part_nbytes("values") : nbytes].view(np.float64), count_of_values(of)
+        numbers[:count] = high.view(np.float32)[:count]
+        numbers[count:] = 0
+
+    def _complete(self, number: int, values: Array) -> None:
+        """Do nothing: what is read is complete."""
 
 
-def _values_of(subdivision: Subdivision) -> ArrayField:
+def _share_of_a_plane(index: MatrixIndex) -> float:
+    """Return the share of the bytes of a matrix in its structure and one plane of its values."""
+    planes = sum(plane_nbytes(subdivision) for subdivision in index.subdivisions)
+    return (index.part_nbytes("structure") + planes) / index.nbytes
+
+
+def count_of_values(subdivision: Subdivision) -> int:
+    """Return how many values of float64 a subdivision stores, without padding."""
     [values] = [field for field in subdivision.fields if field.part == "values"]
-    return values
+    return values.nbytes // 8
 
 
 class LostSums:

@@ -159,7 +159,7 @@ class SlabWriter:
                 start, plane = subdivision.values_start, plane_nbytes(subdivision)
                 values = np.zeros(subdivision.nbytes - start, dtype=np.uint8)
                 values[values.size - plane :] = stored[start + plane :]
-                join_in_place(stored[start : start + values.size // 2].view(np.float32), values, np)
+                join_in_place(stored[start : start + values.size // 2].view(np.float32), values)
                 piece = np.concatenate([stored[:start], values])
                 read += stored.size
                 file.seek(written)

@@ -150,6 +150,7 @@ void __stcs(Value* address, std::type_identity_t<Value> value) {
 
 inline float __int_as_float(int word) { return std::bit_cast<float>(word); }
 inline long long __double_as_longlong(double number) { return std::bit_cast<long long>(number); }
+inline double __longlong_as_double(long long bits) { return std::bit_cast<double>(bits); }
 inline int __popc(unsigned word) { return std::popcount(word); }
 inline int __popcll(unsigned long long word) { return std::popcount(word); }
 inline int __ffs(int word) { return __builtin_ffs(word); }

@@ -10,14 +10,18 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import StopReason, block_jacobi, cg, jacobi, method_named, smoothed_aggregation
 from penstock.solvers.image_solve import ImageUnfitError, has_image, image_of, solve_by_image
 from penstock.spmv import CPU, CsrMatrix, Device, InputError, SymmetricBsrMatrix, format_named
-from penstock.streaming import HostStore, StreamedMatrix
+from penstock.spmv.formats.partition import row_slabs
+from penstock.streaming import HostPlaneStore, HostStore, StreamedMatrix
+from penstock.streaming.stores.host_planes import joined
 
 SOLVE = method_named("cg").solve
 
 
-def streamed(A, device="cpu", subdivisions=4, values_dtype=np.float32):
-    """A streamed with memory for half of it, and its image, on a device."""
-    store = HostStore.from_matrix(A, min(subdivisions, -(-A.shape[0] // A.row_granularity)))
+def streamed(A, device="cpu", subdivisions=4, values_dtype=np.float32, planes=False):
+    """A streamed with memory for half of it, and its image, on a device; in two planes passes may read one of them."""
+    count = min(subdivisions, -(-A.shape[0] // A.row_granularity))
+    whole = HostStore.from_matrix(A, count)
+    store = joined(HostPlaneStore.create(row_slabs(A, count)), Device(device)) if planes else whole
     memory = max(2 * max(store.index.sizes["whole"]), A.nbytes // 2)
     return StreamedMatrix(store, memory, device=device), image_of(A, values_dtype).to_device(device)
 
@@ -64,7 +68,7 @@ def is_solved_by_image(kind, seed, verify):
     exact = SOLVE(A, B, None, M=jacobi(A), rtol=1e-8)
 
     low = np.int16 if isinstance(A, SymmetricBsrMatrix) and rng.random() < 0.5 else np.float32
-    stream, image = streamed(A, values_dtype=low)
+    stream, image = streamed(A, values_dtype=low, planes=rng.random() < 0.5)
     with stream:
         try:
             found = solve_by_image(SOLVE, stream, image, B, M=jacobi(image), rtol=1e-8, verify=verify)
@@ -106,6 +110,37 @@ def test_passes_of_each_precision(half, beam, values_dtype, most):
     assert result.converged
     assert result.sweeps <= most
     assert residual(beam.matrix().to_csr(), b, result.x) <= result.true_residual <= 1e-8
+
+
+def test_passes_read_one_plane_where_that_is_enough(half, beam):
+    """The residual that is told bounds the true one, and is the same within what was allowed."""
+    B = np.random.default_rng(0).standard_normal((half.shape[0], 2))
+    found, moved = [], []
+    for planes, verify in ((False, "bound"), (True, "bound"), (True, "norm")):
+        A, image = streamed(half, subdivisions=16, values_dtype=np.int16, planes=planes)
+        with A:
+            M = smoothed_aggregation(image, coordinates=beam.mesh.coordinates())
+            found.append(solve_by_image(SOLVE, A, image, B, M=M, rtol=1e-8, verify=verify))
+            moved.append(A.bytes_streamed / found[-1].sweeps)
+    assert moved[1] < 0.85 * moved[0]
+    assert moved[2] > 0.9 * moved[0]
+    for result in found:
+        assert result.converged
+        for number, column in enumerate(result.columns):
+            true = residual(beam.matrix().to_csr(), B[:, number], result.x[:, number])
+            assert true <= 1.001 * column.true_residual
+            assert column.true_residual <= 1e-8
+
+
+@pytest.mark.parametrize("maxiter", [3, 9, 12, 15])
+def test_what_ends_early_tells_a_residual_that_is_a_bound(half, beam, maxiter):
+    A, image = streamed(half, values_dtype=np.int16, planes=True)
+    b = np.random.default_rng(0).standard_normal(A.shape[0])
+    with A:
+        M = smoothed_aggregation(image, coordinates=beam.mesh.coordinates())
+        result = solve_by_image(SOLVE, A, image, b, M=M, rtol=1e-12, maxiter=maxiter)
+    assert result.reason is StopReason.MAXITER
+    assert residual(beam.matrix().to_csr(), b, result.x) <= result.true_residual * (1 + 1e-9)
 
 
 def test_several_columns_of_which_one_is_zero(system, beam, M):
