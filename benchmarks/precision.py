@@ -38,8 +38,9 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.spmv import Device
 from penstock.streaming import FileStore, HostPlaneStore, HostStore, StreamedMatrix
 from penstock.streaming.measurement.probes import measure_link, measure_memory
+from penstock.streaming.stores.base import has_planes
 from penstock.streaming.stores.buffers import aligned_buffer
-from penstock.streaming.stores.planes import HighWords, has_planes
+from penstock.streaming.stores.planes import HighWords
 
 RTOL, REPEATS = 1e-8, 5
 #: Subdivisions of a store in host memory.

@@ -131,7 +131,7 @@ def has_image(diagonal: Array, device: Any) -> bool:
 
 def image_workspace_nbytes(n: int, columns: int) -> int:
     """Return the bytes of the vectors of :func:`solve_by_image`, beside those of the solves with the image."""
-    return 6 * 8 * n * columns
+    return 7 * 8 * n * columns
 
 
 def solve_by_image(
@@ -225,7 +225,7 @@ class _Refinement:
         self.gains = np.full_like(b_norms, _LEFT)
         self.halved, self.passes_since = np.full_like(b_norms, np.inf), np.zeros(len(b_norms), int)
         self.last: tuple[Array, Array] | None = None  # the last step, and A times it
-        self.may_round = self.bounds_settle and getattr(self.A, "can_round", False)
+        self.may_round = self.bounds_settle and self.A.can_round
         # Bounds of the errors in these products and in r, of products with A in float32.
         self.lost_by_last, self.slack = np.zeros_like(b_norms), np.zeros_like(b_norms)
         self.bounded: set[int] = set()  # right-hand sides of whose residuals bounds are known
@@ -294,17 +294,18 @@ class _Refinement:
         That is enough where what is lost is small beside the residual to be expected and the tolerance. Where it is not, what
         was lost before is made up for in the same pass over A.
         """
+        A, lost, running = self.A, np.zeros_like(self.slack), self._running()
+        if (replayed := A.replayed_vectors(z)) is not None:
+            replayed[0][...] = z
+        z, product = replayed or (z, A.device.xp.empty_like(z))
         if not self.may_round:
-            return self.A.apply(z), np.zeros_like(self.slack)
-        A: Any = self.A
-        lost, running = np.zeros_like(self.slack), self._running()
+            return A.apply(z, product), lost
         for column in running:
             of_z = self._column(z, column)
             lost[column] = _UNITS[np.dtype(np.float32)] * (self._absolute_product(of_z) + self._difference(of_z))
         allowed = np.maximum(_LOST * self.tolerances, _LOST_BETWEEN * self.gains * self.norms)
         if (self.slack + lost <= allowed)[running].all():
-            return A.apply_rounded(z), lost
-        product = A.device.xp.empty_like(z)
+            return A.apply_rounded(z, product), lost
         products = [(z, product, 1.0, 0.0)]
         if self.last is not None and self.slack.any():
             self.r[...] = self.b

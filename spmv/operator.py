@@ -213,6 +213,24 @@ class SweptOperator(ValidatedOperator):
         """Return whether every block of ``rows`` rows, which a diagonal may couple, is always advanced as a whole."""
         return True
 
+    def apply_all(self, *products: tuple[Array, Array, float, float]) -> None:
+        """Compute ``out = alpha A @ x + beta out`` for each ``(x, out, alpha, beta)``, in one sweep if several share one."""
+        for product in products:
+            self._apply(*product)
+
+    @property
+    def can_round(self) -> bool:
+        """Whether fewer bytes move for a product with the matrix rounded to float32, by :meth:`apply_rounded`."""
+        return False
+
+    def apply_rounded(self, x: Array, out: Array | None = None) -> Array:
+        """Return ``y`` with ``|y - A x| <= 2 ** -24 |A| |x|``, but for the rounding of the product."""
+        return self.apply(x, out)
+
+    def replayed_vectors(self, like: Array) -> tuple[Array, Array] | None:
+        """Return vectors of a shape, the same ones in every call, between which a GPU replays products; None if it does not."""
+        return None
+
     @property
     def row_bounds(self) -> tuple[int, ...] | None:
         """Rows between which rows are always advanced as a whole, from 0 to the number of rows; None if they are not known."""

@@ -10,10 +10,9 @@ import numpy as np
 from penstock.spmv import Array, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, lowered
 from penstock.streaming.planning.workload import Workload
-from penstock.streaming.stores.base import Store
+from penstock.streaming.stores.base import Store, has_planes
 from penstock.streaming.stores.host_planes import completed, high_words, joined
 from penstock.streaming.stores.matrix_index import MatrixIndex
-from penstock.streaming.stores.planes import has_planes
 from penstock.streaming.streamed_matrix import StreamedMatrix
 
 _OFFSETS = ("row_offsets", "chunk_offsets")

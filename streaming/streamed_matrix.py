@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -37,6 +38,9 @@ from penstock.streaming.stores.made_store import makes_on
 from penstock.streaming.stores.planes import JoinedStore
 from penstock.streaming.swept_matrix import SweptMatrix
 from penstock.streaming.wavefront import wavefront_visit
+
+# Transfers and kernels of smaller subdivisions take a GPU less time than the host, which needs 0.1 to 0.25 ms to start them.
+_SMALL_NBYTES = 8 << 20
 
 
 class StreamedMatrix(SweptMatrix):
@@ -124,6 +128,7 @@ class StreamedMatrix(SweptMatrix):
         self.shape = index.shape
         self.dtype = np.dtype(index.dtype)
         self._stall_seconds, self._executor = stall_seconds, executor
+        self._replayed: tuple[Array, Array] | None = None
         self._sweeper = self._sweeper_of(store)
 
     def _sweeper_of(self, store: Store) -> Sweeper:
@@ -177,39 +182,62 @@ class StreamedMatrix(SweptMatrix):
         self.apply_all((x, out, alpha, beta))
 
     def apply_all(self, *products: tuple[Array, Array, float, float]) -> None:
-        """Compute several products in one sweep: ``out = alpha A @ x + beta out`` for each ``(x, out, alpha, beta)``."""
+        """Compute ``out = alpha A @ x + beta out`` for each ``(x, out, alpha, beta)`` in one sweep."""
         if self._is_half:
             for _, out, _, beta in products:
                 scale(out, beta)
 
-        def visit(first_row: int, slab: SparseMatrix) -> None:
+        def visit(number: int, slab: SparseMatrix, stage: int) -> None:
             for product in products:
-                slab.apply_slab(first_row, *product)
+                slab.apply_slab(self._rows(number).start, *product)
 
-        self.visit_slabs(visit)
+        self._sweeper.sweep(visit, key=self._key_of(products))
+
+    def _key_of(self, products: Sequence[tuple[Array, Array, float, float]]) -> SweepKey | None:
+        """Return what identifies products with these vectors, a second time of which a GPU replays where the host is slower."""
+        if not self._host_binds:
+            return None
+        vectors = ((*x.shape, int(x.data.ptr), int(out.data.ptr), *factors) for x, out, *factors in products)
+        memory = (*itertools.chain.from_iterable(vectors), getattr(self.store, "rounded", False))
+        return SweepKey(memory, memory, filling=True)
+
+    @property
+    def _host_binds(self) -> bool:
+        """Whether to start the transfers and kernels of a subdivision takes the host longer than a GPU to do them."""
+        return self.device.kind == "cuda" and self.plan.slots > 0 and self.plan.slot_nbytes <= _SMALL_NBYTES
+
+    def replayed_vectors(self, like: Array) -> tuple[Array, Array] | None:
+        """Return vectors of a shape, the same ones in every call, between which a GPU replays products; None if it does not."""
+        if not self._host_binds:
+            return None
+        if self._replayed is None or self._replayed[0].shape != like.shape:
+            self._replayed = None  # before the new ones take memory
+            self._replayed = self.device.xp.empty_like(like), self.device.xp.empty_like(like)
+        return self._replayed
 
     @property
     def can_round(self) -> bool:
         """Whether the matrix in float32 has fewer bytes in the store, which :meth:`apply_rounded` moves."""
         return isinstance(self.store, JoinedStore)
 
-    def apply_rounded(self, x: Array) -> Array:
+    def apply_rounded(self, x: Array, out: Array | None = None) -> Array:
         """Return the product with the matrix rounded to float32, or with the matrix where it is on the device already.
 
         Parameters
         ----------
         x : array, (n,) or (n, k)
+        out : array of that shape, optional
 
         Returns
         -------
         array
-            ``y`` with ``|y - A x| <= 2 ** -24 |A| |x|``, and rounding. Half of the bytes of the values move.
+            ``y`` with ``|y - A x| <= 2 ** -24 |A| |x|``, but for the rounding of the product; half of the bytes of values move.
         """
         if not isinstance(self.store, JoinedStore):
             raise InputError(f"a {type(self.store).__name__} has no high words alone; use apply")
         self.store.rounded = True
         try:
-            return self.apply(x)
+            return self.apply(x, out)
         finally:
             self.store.rounded = False
             self._sweeper.forget()

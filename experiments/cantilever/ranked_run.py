@@ -28,7 +28,7 @@ from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
-from penstock.host.scratch import scratch_folder
+from penstock.host.folders import scratch_folder
 from penstock.solvers import CoarseBlockCgState, CoarseCgState
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import Array, InputError, Operator

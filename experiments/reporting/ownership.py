@@ -8,8 +8,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock.host.folders import try_lock
 from penstock.spmv import InputError, StoreError
-from penstock.streaming.stores.locks import try_lock
 
 #: The file in a folder that its owner holds locked; it says who that is.
 LOCK_NAME = ".owner"

@@ -19,7 +19,7 @@ from penstock.driver.open_system import HeldStore, OpenSystem
 from penstock.driver.placement import dense_block_size, place_index, place_matrix
 from penstock.driver.progress import Reporter, Stage
 from penstock.driver.request import ImagePlacement, Placement, Request, Resident
-from penstock.host.scratch import scratch_folder
+from penstock.host.folders import scratch_folder
 from penstock.solvers.image_solve import image_of
 from penstock.spmv import CPU, BudgetError, CsrMatrix, Device, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, case_name
@@ -46,8 +46,8 @@ from penstock.streaming import (
 from penstock.streaming.image import completed_by, image_of_store, image_of_streamed
 from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
+from penstock.streaming.stores.base import has_planes
 from penstock.streaming.stores.host_planes import copy_in_memory, is_in_memory
-from penstock.streaming.stores.planes import has_planes
 from penstock.streaming.stores.whole import read_whole
 
 # Host memory, in sizes of a store, that reading it as a whole and putting it into another order needs.

@@ -18,9 +18,10 @@ from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming import FileStore, HostPlaneStore, HostStore, MadeStore, Store, StreamedMatrix
 from penstock.streaming.image import completed_by, image_of_store, image_of_streamed
+from penstock.streaming.stores.base import has_planes
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.host_planes import copy_in_memory, is_in_memory
-from penstock.streaming.stores.planes import CompletedOnArrival, has_planes
+from penstock.streaming.stores.planes import CompletedOnArrival
 
 Writing = Callable[[], AbstractContextManager[None]]
 

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.spmv import Array, DeviceError, StoreError
 from penstock.spmv.compilation.cuda_graph import CapturedGraph, capture
 from penstock.streaming.execution.executor import ExecutorSetup, Residents, SlabViews, SweepKey, Visit
@@ -75,6 +77,7 @@ class CudaExecutor:
                     note=self._note_read,
                 )
             self._copy_stream = cupy.cuda.Stream(non_blocking=True) if setup.overlap else None
+            self._scratch = cupy.empty(0 if self._completed is None else self._completed.scratch_nbytes, dtype=np.uint8)
             self._events = _Events(len(setup.slots))
             [self._played] = _new_events(1)
 
@@ -95,13 +98,12 @@ class CudaExecutor:
             self.store.read_into(number, host, part)
             buffer[: host.nbytes].set(host)
         if self._completed is not None:
-            self._completed.complete(number, buffer, part)
+            self._completed.complete(number, buffer, part, self._scratch)
 
     @property
     def _capturable(self) -> bool:
-        """Whether sweeps can be captured: nothing in them waits for the host or takes memory, and no timeline is recorded."""
-        waits = self._staging is not None or self._completed is not None
-        return not waits and self._copy_stream is not None and self.timeline is None
+        """Whether sweeps can be captured: nothing in them waits for the host, and no timeline is recorded."""
+        return self._staging is None and self._copy_stream is not None and self.timeline is None
 
     def play(
         self, steps: Callable[[], Sequence[Step]], residents: Residents, visit: Visit, key: SweepKey | None = None
@@ -142,9 +144,10 @@ class CudaExecutor:
 
         Waiting streams slow transfers down, by 4 % for BSR. If the link is the bottleneck, only one stream computes during
         transfers, and several before the first transfer and after the last one, when the link is idle. The host waits between
-        such parts; if it has to compute meanwhile, there is one part, in one stream.
+        such parts; if it has to compute meanwhile, there is one part, in one stream, as where values are completed in memory
+        that there is once.
         """
-        if self._host_computes:
+        if self._host_computes or self._completed is not None:
             return [(steps, 1)]
         transfers = [position for position, step in enumerate(steps) if isinstance(step, Copy)]
         if not transfers or not self._link_binds:
@@ -263,7 +266,7 @@ class CudaExecutor:
         """Complete what has arrived in a slot in the stream of its first computation, while the next transfer goes on."""
         if self._completed is not None and step.slot in self._incomplete:
             with lane:
-                self._completed.complete(step.subdivision, self.slots[step.slot], self._part)
+                self._completed.complete(step.subdivision, self.slots[step.slot], self._part, self._scratch)
             self._incomplete.remove(step.slot)
 
     def drain(self) -> None:
@@ -273,6 +276,7 @@ class CudaExecutor:
     def _drain(self, *, patient: bool) -> None:
         """Drain; if not ``patient``, do not wait again for a read that has stalled."""
         self._device.synchronize()
+        self._incomplete.clear()  # slots are filled anew
         if self._staging is not None:
             self._staging.drain(patient=patient)
 

@@ -32,6 +32,8 @@ class SweepKey:
         Identifies the memory they use. None: do not capture this sweep, only note its kernels.
     unit : {"sweep", "visit"}
         Capture the sweep as a whole, or the kernels of each visit.
+    filling : bool
+        Capture also a sweep that begins with an empty ring, which is rare in most methods.
 
     Examples
     --------
@@ -44,6 +46,7 @@ class SweepKey:
     kernels: tuple[object, ...]
     memory: tuple[object, ...] | None
     unit: Literal["sweep", "visit"] = "sweep"
+    filling: bool = False
 
 
 @dataclass(frozen=True)

@@ -174,12 +174,14 @@ class Sweeper:
     def _placed(self, key: SweepKey | None, number: int, empty: bool) -> SweepKey | None:
         """Add the direction of the sweep to a key.
 
-        A sweep that fills the ring is not captured, nor are cyclic sweeps, whose slots change from sweep to sweep.
+        A sweep that fills the ring is not captured unless the key says so, nor are cyclic sweeps, whose slots change from sweep
+        to sweep.
         """
         if key is None or key.unit == "visit":
             return key
-        changes = empty or key.memory is None or self.plan.ring.sweeps == "cyclic"
-        return SweepKey((*key.kernels, number % 2), None if changes else (*(key.memory or ()), number % 2))
+        changes = (empty and not key.filling) or key.memory is None or self.plan.ring.sweeps == "cyclic"
+        memory = None if changes else (*(key.memory or ()), number % 2, empty)
+        return SweepKey((*key.kernels, number % 2), memory, filling=key.filling)
 
     def reload(self) -> None:
         """Read anew what the device holds, after the values of the store have changed; captured sweeps stay."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.host.scratch import scratch_folder
+from penstock.host.folders import scratch_folder
 from penstock.spmv import CPU, BsrMatrix, CsrMatrix, Device, DeviceError, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.spmv.model.timing import time_in_turn

@@ -1,8 +1,8 @@
-"""The interface of a matrix store."""
+"""The interfaces of matrix stores."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -59,3 +59,44 @@ class PageLockable(Protocol):
         DeviceError
             If the system refuses.
         """
+
+
+@runtime_checkable
+class PlaneStore(Protocol):
+    """A store of two planes.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import FileStore
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with FileStore.create(f"{folder}/A", Cantilever(nodes=4, dof=3).subdivisions(2), planes=True) as store:
+    ...         has_planes(store)
+    True
+    """
+
+    @property
+    def index(self) -> MatrixIndex:
+        """The description of the matrix in float64."""
+
+    @property
+    def planes(self) -> bool:
+        """Whether it has them."""
+
+    def read_into(self, number: int, buffer: np.ndarray[Any, Any], part: Part = "whole") -> None:
+        """Read as any store; values are completed."""
+
+    def read_high(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
+        """Read the high words of the values of a subdivision into a page-aligned buffer of ``plane_nbytes`` bytes or more."""
+
+    def read_low(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
+        """Read the low words likewise."""
+
+    def corrections(self) -> np.ndarray[Any, Any] | None:
+        """Return the corrections of the image in float32, if its format has some."""
+
+
+def has_planes(store: object) -> TypeGuard[PlaneStore]:
+    """Return whether a store has two planes."""
+    return isinstance(store, PlaneStore) and store.planes

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from penstock.spmv import Array, CsrMatrix, Device, SparseMatrix
-from penstock.streaming.stores.base import Store
+from penstock.streaming.stores.base import PlaneStore, Store, has_planes
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.host_store import HostStore
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
@@ -20,9 +20,7 @@ from penstock.streaming.stores.planes import (
     LostSums,
     NoPlanesError,
     Numbers,
-    PlaneStore,
     count_of_values,
-    has_planes,
     in_planes,
     join_in_place,
     join_on_device,
@@ -230,6 +228,7 @@ class JoinedInMemory(JoinedStore):
     """The matrix of a :class:`HostPlaneStore` whose planes a GPU copies from where they are, and joins."""
 
     store: HostPlaneStore
+    moved = 2
 
     def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
         """Copy what is copied for a part of a subdivision; values are still to be completed."""
@@ -243,10 +242,11 @@ class JoinedInMemory(JoinedStore):
         low = {} if self.rounded else {1: first + 4 * count_of_values(of)}
         return self.store.segments_with(number, part, {0: first, **low})
 
-    def _complete(self, number: int, values: Array) -> None:
-        count = count_of_values(self.index.subdivisions[number])
-        words = values[: 4 * count if self.rounded else 8 * count].copy()  # over which the values are written
-        join_on_device(words[: 4 * count].view(np.float32), words[4 * count :].view(np.int32), values.view(np.float64))
+    def _complete(self, number: int, values: Array, scratch: Array) -> None:
+        nbytes = 4 * count_of_values(self.index.subdivisions[number])
+        words = scratch[: nbytes if self.rounded else 2 * nbytes]  # over which the values are written
+        words[...] = values[: words.size]
+        join_on_device(words[:nbytes].view(np.float32), words[nbytes:].view(np.int32), values.view(np.float64))
 
     def page_lock(self) -> None:
         """Page-lock the memory of the store."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from penstock.spmv import Array, BudgetError, InputError, SparseMatrix, format_n
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, corrections_of
 from penstock.spmv.host_memory import available_nbytes
-from penstock.streaming.stores.base import Store
+from penstock.streaming.stores.base import PlaneStore, Store
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import ArrayField, MatrixIndex, Part, Subdivision, round_up
 
@@ -33,47 +33,6 @@ _AT_ONCE, _LAST = 1 << 17, 4096
 
 class NoPlanesError(InputError):
     """Values have no planes: some are beyond the range of float32, or they are not of float64."""
-
-
-@runtime_checkable
-class PlaneStore(Protocol):
-    """A store of two planes.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from penstock.fem import Cantilever
-    >>> from penstock.streaming import FileStore
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with FileStore.create(f"{folder}/A", Cantilever(nodes=4, dof=3).subdivisions(2), planes=True) as store:
-    ...         has_planes(store)
-    True
-    """
-
-    @property
-    def index(self) -> MatrixIndex:
-        """The description of the matrix in float64."""
-
-    @property
-    def planes(self) -> bool:
-        """Whether it has them."""
-
-    def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
-        """Read as any store; values are completed."""
-
-    def read_high(self, number: int, buffer: Numbers) -> None:
-        """Read the high words of the values of a subdivision into a page-aligned buffer of ``plane_nbytes`` bytes or more."""
-
-    def read_low(self, number: int, buffer: Numbers) -> None:
-        """Read the low words likewise."""
-
-    def corrections(self) -> Numbers | None:
-        """Return the corrections of the image in float32, if its format has some."""
-
-
-def has_planes(store: object) -> TypeGuard[PlaneStore]:
-    """Return whether a store has two planes."""
-    return isinstance(store, PlaneStore) and store.planes
 
 
 def plane_nbytes(subdivision: Subdivision) -> int:
@@ -229,7 +188,10 @@ def _of_high_words(subdivision: Subdivision) -> Subdivision:
 
 
 class CompletedOnArrival:
-    """The matrix of a store of two planes, what is read of which is completed where it arrives; the base of such stores."""
+    """The matrix of a store of two planes, what is transferred of which a GPU completes; the base of such stores."""
+
+    #: Planes that are transferred.
+    moved = 0
 
     def __init__(self, store: PlaneStore) -> None:
         self.store, self.index = store, store.index
@@ -239,15 +201,20 @@ class CompletedOnArrival:
         """Return the store of two planes that such a store reads; another one as it is."""
         return store.store if isinstance(store, CompletedOnArrival) else store
 
-    def complete(self, number: int, buffer: Array, part: Part = "whole") -> None:
-        """Complete the values of a subdivision in a byte buffer of the device, on a GPU in CuPy's current stream."""
-        if part == "structure":
+    @property
+    def scratch_nbytes(self) -> int:
+        """Bytes of device memory that :meth:`complete` needs beside the buffer."""
+        return self.moved * 4 * max(map(count_of_values, self.index.subdivisions), default=0)
+
+    def complete(self, number: int, buffer: Array, part: Part, scratch: Array) -> None:
+        """Complete the values of a subdivision in a byte buffer on a GPU, in CuPy's current stream."""
+        if part == "structure" or not self.moved:
             return
         of = self.index.subdivisions[number]
         nbytes = of.part_nbytes(part)
-        self._complete(number, buffer[nbytes - of.part_nbytes("values") : nbytes])
+        self._complete(number, buffer[nbytes - of.part_nbytes("values") : nbytes], scratch)
 
-    def _complete(self, number: int, values: Array) -> None:
+    def _complete(self, number: int, values: Array, scratch: Array) -> None:
         """Complete values of float64 in their bytes."""
         raise NotImplementedError
 
@@ -265,6 +232,8 @@ class CompletedStore(CompletedOnArrival):
     -----
     On a CPU a read completes the values. On a GPU, to which low words are transferred, :meth:`complete` does it there.
     """
+
+    moved = 1
 
     def __init__(self, store: PlaneStore, image: SparseMatrix) -> None:
         super().__init__(store)
@@ -285,15 +254,17 @@ class CompletedStore(CompletedOnArrival):
             nbytes = of.part_nbytes(part)
             self.store.read_low(number, buffer[nbytes - plane_nbytes(of) : nbytes])
             if self.image.device.kind == "cpu":
-                self.complete(number, buffer, part)
+                join_in_place(self._high(number), buffer[nbytes - of.part_nbytes("values") : nbytes])
 
-    def _complete(self, number: int, values: Array) -> None:
+    def _high(self, number: int) -> Array:
         start, stop = self._bounds[number : number + 2]
-        high = self.image.values.reshape(-1)[start:stop]
-        if self.image.device.kind == "cpu":
-            join_in_place(high, values)
-        else:
-            join_on_device(high, low_words(values)[: stop - start].copy(), values.view(np.float64))
+        return self.image.values.reshape(-1)[start:stop]
+
+    def _complete(self, number: int, values: Array, scratch: Array) -> None:
+        high = self._high(number)
+        low = scratch[: high.nbytes].view(np.int32)
+        low[...] = low_words(values)[: high.size]
+        join_on_device(high, low, values.view(np.float64))
 
 
 class JoinedStore(CompletedOnArrival):
@@ -331,9 +302,6 @@ class JoinedStore(CompletedOnArrival):
         numbers, count = buffer[nbytes - of.part_nbytes("values") : nbytes].view(np.float64), count_of_values(of)
         numbers[:count] = high.view(np.float32)[:count]
         numbers[count:] = 0
-
-    def _complete(self, number: int, values: Array) -> None:
-        """Do nothing: what is read is complete."""
 
 
 def _share_of_a_plane(index: MatrixIndex) -> float:

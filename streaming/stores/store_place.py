@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.host.scratch import scratch_folder
+from penstock.host.folders import folder_lock, scratch_folder
 from penstock.spmv import InputError, StoreError, format_nbytes
-from penstock.streaming.stores.locks import folder_lock
 
 #: A folder is locked at once after it was made; one that is older than this, and not locked, is of a process that has ended.
 _LOCKED_AFTER_SECONDS = 60.0

@@ -19,7 +19,7 @@ import penstock
 from penstock.driver.inputs import GivenMatrix
 from penstock.fem import Cantilever
 from penstock.host import forks
-from penstock.host.scratch import scratch_folder
+from penstock.host.folders import scratch_folder
 from penstock.solvers import cg
 from penstock.spmv import CPU, Device, DeviceError, StoreError
 from penstock.streaming import FileStore, HostStore, StreamedMatrix

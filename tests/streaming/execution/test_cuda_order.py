@@ -58,7 +58,7 @@ class Recorder(CudaExecutor):
         cuda = SimpleNamespace(Stream=Stream, get_current_stream=lambda: Stream.current, runtime=runtime)
         self._cupy, self._copy_stream, self._staging = SimpleNamespace(cuda=cuda), Stream(), None
         self._link_binds, self._host_computes = link_binds, host_computes
-        self._direct, self._made, self._completed = Lent(), None, None
+        self._direct, self._made, self._completed, self._incomplete = Lent(), None, None, set()
         self._part, self.timeline = "whole", None
         self.slots = [SimpleNamespace(data=SimpleNamespace(ptr=slot)) for slot in range(SLOTS)]
         self._slabs = SimpleNamespace(slab=lambda step, residents: None)

@@ -17,6 +17,7 @@ from penstock.streaming import FileStore, HostPlaneStore, HostStore, Ring, Store
 from penstock.streaming.image import completed_by, image_of_store
 from penstock.streaming.stores import planes as planes_module
 from penstock.streaming.stores import store_files as files_of_stores
+from penstock.streaming.stores.base import has_planes
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.host_planes import CompletedInMemory, JoinedInMemory, joined
 from penstock.streaming.stores.planes import (
@@ -24,7 +25,6 @@ from penstock.streaming.stores.planes import (
     HighWords,
     JoinedStore,
     NoPlanesError,
-    has_planes,
     join_in_place,
     join_on_device,
     split,
@@ -117,7 +117,7 @@ def test_planes_in_memory_are_joined_where_they_arrive(target, format_name, part
             arrived[offset : offset + piece.nbytes] = piece
         arrived = target.put(arrived)
         with converting(target):
-            store.complete(number, arrived, part)
+            store.complete(number, arrived, part, target.put(np.empty(store.scratch_nbytes, np.uint8)))
         np.testing.assert_array_equal(target.get(arrived)[: expected.nbytes], expected)
 
 
@@ -186,6 +186,36 @@ def test_a_sweep_may_read_the_high_words_alone(tmp_path, device, format_name, wh
             assert not other.can_round
             with pytest.raises(InputError, match="no high words"):
                 other.apply_rounded(device.asarray(x))
+
+
+@pytest.mark.parametrize("device", [each for each in DEVICES if each != "cpu"])
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("way", ["plain", "low words", "both planes"])
+def test_products_between_the_same_vectors_are_replayed_and_others_are_not(device, format_name, way):
+    device, (plain, planes) = Device(device), stores_of(None, format_name, where="memory")
+    image = image_of_store(planes, np.float32, plain.index.nbytes // 2, device)
+    store = {"plain": plain, "low words": completed_by(image, planes), "both planes": joined(planes, device)}[way]
+    A, rng = read_whole(plain), np.random.default_rng(0)
+    with plain, planes, StreamedMatrix(store, plain.index.nbytes // 2, device=device) as M:
+        x, out = M.replayed_vectors(device.asarray(LOADS[:, 0]))
+        assert M.replayed_vectors(out)[0] is x
+        for number in range(8):
+            of_host = rng.standard_normal(M.shape[0])
+            x[...] = device.asarray(of_host)
+            rounds = M.can_round and number in (3, 4, 6)
+            (M.apply_rounded if rounds else M.apply)(x, out)
+            difference = abs(device.to_host(out) - A @ of_host)
+            most = rounds * 2.0**-24 * (abs(A) @ abs(of_host)) + 1e-13 * abs(A).sum(axis=1).max()
+            assert (difference <= most).all()
+        captured = len(M._sweeper.executor._graphs._sweeps)
+        assert captured >= 2
+        for _ in range(3):  # of other vectors each
+            other = device.asarray(rng.standard_normal((M.shape[0], 2)))
+            product = M @ other
+            assert abs(device.to_host(product) - A @ device.to_host(other)).max() <= 1e-11 * abs(A).max()
+            del other, product
+            x = x.copy()
+            assert abs(device.to_host(M @ x) - A @ of_host).max() <= 1e-11 * abs(A).max()
 
 
 @pytest.mark.parametrize("device", DEVICES)
