@@ -27,8 +27,8 @@ _MINIMUM_DEGREE = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "opt
 # Of an entry of the factor, and of an operation, as measured on one core for systems of 8,000 to 100,000 rows in the plane and
 # in space; those of CHOLMOD's operations are below.
 _CHOLMOD_ENTRY_SECONDS, _SUPERLU_ENTRY_SECONDS, _SUPERLU_SECONDS = 24e-9, 50e-9, 0.1e-9
-# Of an entry of the matrix, for CHOLMOD to try all orders.
-_ORDERS_ENTRY_SECONDS = 0.5e-6
+# Of a row and of an entry of the matrix, for CHOLMOD to try all orders; as measured for a dozen systems, within a factor of 2.
+_ORDERS_ROW_SECONDS, _ORDERS_ENTRY_SECONDS = 5e-6, 0.04e-6
 # METIS is tried where an entry of the factor takes this many operations (CHOLMOD's own limit).
 _WORTH_METIS = 500
 # Rows of the dense matrix by which the speed of CHOLMOD's BLAS is measured, and the runs of which the fastest counts.
@@ -58,12 +58,15 @@ class Analysis(Protocol):
     order : array, (nodes,)
         The rows of the pattern in the order of elimination.
     is_thorough : bool
-        Whether all orders have been tried.
+        Whether all orders have been tried, which :meth:`try_orders` does.
     """
 
     library: ClassVar[str]
     order: Array
     is_thorough: bool
+
+    def try_orders(self, pattern: scipy.sparse.csr_array) -> None:
+        """Take a better order, if there is one; the pattern is that of the analysis."""
 
     def factorised(self, A: scipy.sparse.csr_array) -> Solve:
         """Return what solves ``A x = b`` for one or several columns.
@@ -91,12 +94,18 @@ class CholmodAnalysis:
     library: ClassVar[str] = "CHOLMOD"
 
     def __init__(self, pattern: scipy.sparse.csr_array, size: int = 1, *, quick: bool = False) -> None:
-        self.is_thorough, self._size = not quick, size
+        self.is_thorough, self._size = False, size
         symbolic = _cholmod().analyze(_columns(pattern), ordering_method="amd")
         self.order: Array = symbolic.P()
-        if not quick and (found := self._by_metis(pattern)) is not None:
-            symbolic, self.order = found, found.P()
         self._symbolic: Any = symbolic if size == 1 else None
+        if not quick:
+            self.try_orders(pattern)
+
+    def try_orders(self, pattern: scipy.sparse.csr_array) -> None:
+        """Take the order of METIS, if it is better."""
+        if not self.is_thorough and (found := self._by_metis(pattern)) is not None:
+            self._symbolic, self.order = found if self._size == 1 else None, found.P()
+        self.is_thorough = True
 
     def _by_metis(self, pattern: scipy.sparse.csr_array) -> Any:
         """Return an analysis in an order of METIS, if that is worth a try, and takes fewer operations and no more entries."""
@@ -152,6 +161,9 @@ class SuperLUAnalysis:
             factors = scipy.sparse.linalg.spilu(matrix, drop_tol=1.0, fill_factor=1.0, **_MINIMUM_DEGREE)
             self.order = np.argsort(factors.perm_c)
 
+    def try_orders(self, pattern: scipy.sparse.csr_array) -> None:
+        """Do nothing."""
+
     def factorised(self, A: scipy.sparse.csr_array) -> Solve:
         """Return what solves with both factors."""
         rows = rows_of_nodes(self.order, self._size)
@@ -191,9 +203,9 @@ def library() -> str:
     return (SuperLUAnalysis if _cholmod() is None else CholmodAnalysis).library
 
 
-def seconds_to_try_orders(entries: int) -> float:
-    """Return about the seconds in which an analysis that is not quick finds the best order of a matrix of that many entries."""
-    return _ORDERS_ENTRY_SECONDS * entries
+def seconds_to_try_orders(rows: int, entries: int) -> float:
+    """Return about the seconds in which an analysis finds the best order of a matrix of that many rows and entries."""
+    return _ORDERS_ROW_SECONDS * rows + _ORDERS_ENTRY_SECONDS * entries
 
 
 def most_entries(seconds: float) -> int:
@@ -204,16 +216,18 @@ def most_entries(seconds: float) -> int:
 def factor_size(A: scipy.sparse.csr_array, order: Array, most: int) -> FactorSize | None:
     """Return the size of the Cholesky factor of a symmetric pattern in an order, or None if it has more entries than ``most``.
 
-    Exact, from the elimination tree, in a time proportional to what is counted (Liu 1990, sections 4 and 5).
+    Exact, in a time that grows with the entries of A, not with those of the factor (Gilbert, Ng and Peyton 1994).
     """
     places = np.empty(len(order), dtype=np.int32)
     places[order] = np.arange(len(order), dtype=np.int32)
-    entries, operations = _count(A.indptr, A.indices, np.asarray(order), places, most)
-    return FactorSize(int(entries), float(operations)) if entries <= most else None
+    lengths = _column_lengths(A.indptr, A.indices, np.asarray(order), places)
+    entries = int(lengths.sum())
+    return FactorSize(entries, float(np.square(lengths, dtype=np.float64).sum())) if entries <= most else None
 
 
 @serial_kernel
-def _count(row_offsets: Array, column_indices: Array, order: Array, places: Array, most: int) -> tuple[int, float]:
+def _elimination_tree(row_offsets: Array, column_indices: Array, order: Array, places: Array) -> Array:
+    """Return the parent of every column of the factor, -1 of roots (Liu 1990, section 4)."""
     n = places.shape[0]
     parent, ancestor = np.full(n, -1, dtype=np.int32), np.full(n, -1, dtype=np.int32)
     for column in range(n):
@@ -226,23 +240,80 @@ def _count(row_offsets: Array, column_indices: Array, order: Array, places: Arra
                 if above < 0:
                     parent[node] = column
                 node = above
-    seen, lengths, total = np.full(n, -1, dtype=np.int32), np.ones(n, dtype=np.int64), n
-    for place in range(n):
-        seen[place] = place
-        row = order[place]
+    return parent
+
+
+@serial_kernel
+def _postorder(parent: Array) -> Array:
+    """Return the columns in an order in which all descendants of a column come right before it."""
+    n = parent.shape[0]
+    child, sibling = np.full(n, -1, dtype=np.int32), np.full(n, -1, dtype=np.int32)
+    order, waiting = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.int32)
+    for column in range(n - 1, -1, -1):
+        if parent[column] >= 0:
+            sibling[column] = child[parent[column]]
+            child[parent[column]] = column
+    done = 0
+    for root in range(n):
+        if parent[root] >= 0:
+            continue
+        waiting[0], depth = root, 1
+        while depth:
+            column = waiting[depth - 1]
+            if child[column] >= 0:  # its descendants first
+                waiting[depth], depth = child[column], depth + 1
+                child[column] = sibling[child[column]]
+            else:
+                order[done], done, depth = column, done + 1, depth - 1
+    return order
+
+
+@serial_kernel
+def _column_lengths(row_offsets: Array, column_indices: Array, order: Array, places: Array) -> Array:
+    """Return the number of entries of every column of the factor.
+
+    A row of the factor is a subtree of the elimination tree. The columns of entries of A in the row that are its leaves
+    count one more entry for themselves and all columns above, and the least common ancestors of neighbouring leaves one less.
+    """
+    parent = _elimination_tree(row_offsets, column_indices, order, places)
+    n, postorder = parent.shape[0], _postorder(parent)
+    lengths, first = (
+        np.zeros(n, dtype=np.int64),
+        np.full(n, -1, dtype=np.int32),
+    )  # of a column's descendants in postorder
+    for position in range(n):
+        column = postorder[position]
+        lengths[column] = first[column] < 0  # a leaf of the tree
+        while column >= 0 and first[column] < 0:
+            first[column] = position
+            column = parent[column]
+    latest, leaf = np.full(n, -1, dtype=np.int32), np.full(n, -1, dtype=np.int32)  # of rows: the last leaf so far
+    top = np.arange(n, dtype=np.int32)  # of columns: an ancestor among those that have been visited
+    for position in range(n):
+        column = postorder[position]
+        if parent[column] >= 0:
+            lengths[parent[column]] -= 1  # the diagonal entry of the column is not one of its parent
+        row = order[column]
         for entry in range(row_offsets[row], row_offsets[row + 1]):
-            node = places[column_indices[entry]]
-            while node < place and seen[node] != place:
-                seen[node] = place
-                lengths[node] += 1
-                total += 1
-                node = parent[node]
-        if total > most:
-            break
-    operations = 0.0
-    for column in range(n):
-        operations += float(lengths[column]) ** 2
-    return total, operations
+            below = places[column_indices[entry]]
+            if below <= column or first[column] <= latest[below]:
+                continue
+            latest[below] = first[column]
+            lengths[column] += 1
+            before, leaf[below] = leaf[below], column
+            if before >= 0:
+                common = before
+                while top[common] != common:
+                    common = top[common]
+                while before != common:
+                    before, top[before] = top[before], common
+                lengths[common] -= 1
+        if parent[column] >= 0:
+            top[column] = parent[column]
+    for column in range(n):  # parents have higher numbers
+        if parent[column] >= 0:
+            lengths[parent[column]] += lengths[column]
+    return lengths
 
 
 def _columns(A: scipy.sparse.csr_array) -> scipy.sparse.csc_matrix:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import scipy.sparse
@@ -21,14 +21,17 @@ from penstock.streaming.planning.node_graph import node_graph
 _WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda": 0.06}
 # To start an iteration with Jacobi.
 _START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
-# A quick look, which takes a tenth of a thorough one, is not taken where rows have more entries than this on average, block rows
-# more blocks, because it would take too long, unless a thorough one takes less than such a share of what may be saved; no look at
-# more rows than these, where multigrid gains from further cores, which factorisations hardly use.
+# A quick look, which takes a tenth to a third of a thorough one, is not taken where rows have more entries than this on average,
+# block rows more blocks, because it would take too long, unless a thorough one takes less than such a share of what may be saved;
+# no look at more rows than these, where multigrid gains from further cores, which factorisations hardly use.
 _MOST_ENTRIES_A_ROW, _SHARE_OF_LOOK, _MOST_ROWS = 40, 0.5, 200_000
 # A quick look takes about as long as this for a node and for an entry, or a block, of the matrix.
-_LOOK_NODE_SECONDS, _LOOK_ENTRY_SECONDS = 1.0e-6, 0.06e-6
+_LOOK_NODE_SECONDS, _LOOK_ENTRY_SECONDS = 0.4e-6, 0.06e-6
 # All orders are tried if the factorisation is predicted to take this many times as long as trying them.
 _TIMES_ORDERS = 2
+#: A factorisation is worth it if the iterations that are left would take the first number of times as long, and a look at it if
+#: they would take the second number of times as long as the look.
+FASTER, WORTH_A_LOOK = 2.0, 3
 # Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry of a
 # scalar matrix and of blocks. As measured for a dozen systems of 90,000 rows; a quarter as large ones, which stay in the cache,
 # take up to a third less.
@@ -44,8 +47,9 @@ _UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
 _ITERATION_BYTE_SECONDS = 1.3e-9
 # The set-up of a coarse level of groups of nodes, for a row and for an entry.
 _GROUPS_SECONDS = {"cpu": (16e-6, 1.4e-6), "cuda": (1.5e-6, 0.045e-6)}
-# Where Jacobi is slow and no near-null space is known, it needs more iterations.
-_NOTHING_KNOWN = 1.2
+# Where Jacobi is slow and no near-null space is known, it needs more iterations; but of scalar matrices without positive entries
+# beside the diagonal, such as of diffusion and graphs, nearly all need few.
+_NOTHING_KNOWN, _DIFFUSION = 1.2, 0.6
 
 
 def jacobi_seconds(storage_nbytes: int, device_kind: str) -> float:
@@ -106,48 +110,91 @@ def grouped_iterations(rows: int, nonzeros: int, plan: StreamPlan, device_kind: 
 
 
 def look_seconds(A: SparseMatrix, block_size: int) -> float:
-    """Return the seconds in which :func:`factorisation_within` finds out how many entries the factor has in the best order."""
-    return seconds_to_try_orders(A.nnz // block_size**2)
+    """Return the seconds in which :meth:`FactorisationLook.within` tries all orders."""
+    return seconds_to_try_orders(A.shape[0] // block_size, A.nnz // block_size**2)
 
 
 def quick_look_seconds(A: SparseMatrix, block_size: int) -> float:
-    """Return the seconds of a quick look of :func:`factorisation_within`."""
+    """Return the seconds of a quick look of :class:`FactorisationLook`, which tries one order."""
     return _LOOK_NODE_SECONDS * A.shape[0] / block_size + _LOOK_ENTRY_SECONDS * A.nnz / block_size**2
 
 
-def factorisation_within(
-    A: SparseMatrix, block_size: int, most_seconds: float, *, quick: bool = False
-) -> tuple[FactorisationSpec, float] | None:
-    """Return the specification of a factorisation and its predicted seconds, or None if it would take longer.
+class FactorisationLook:
+    """How long the factorisation of a matrix takes; what is found out is kept for further questions.
 
     The entries of the factor are counted exactly in an order of the rows, or of the nodes of a matrix of blocks, in which the
-    matrix is factorised then. A ``quick`` look tries the other orders, of which the best may have half of the entries, only if
-    the factorisation is worth it.
+    matrix is factorised then.
     """
-    rows, nnz = A.shape[0], A.nnz
-    if A.device.kind != "cpu" or rows > _MOST_ROWS:
-        return None
-    too_long = look_seconds(A, block_size) > _SHARE_OF_LOOK * most_seconds
-    if quick and too_long and nnz > _MOST_ENTRIES_A_ROW * rows * block_size:
-        return None
-    pattern = A.to_csr() if block_size == 1 else _pattern_of_nodes(A, block_size)
-    most = most_entries(most_seconds) // block_size**2
 
-    def found(analysis: Analysis) -> tuple[FactorisationSpec, float] | None:
-        size = factor_size(pattern, analysis.order, most)
-        if size is None:
+    def __init__(self, A: SparseMatrix, block_size: int) -> None:
+        self.A, self.block_size, self._taken = A, block_size, False
+        self._instead: tuple[FactorisationSpec, float] | None = None
+
+    @cached_property
+    def _pattern(self) -> scipy.sparse.csr_array:
+        return self.A.to_csr() if self.block_size == 1 else _pattern_of_nodes(self.A, self.block_size)
+
+    @cached_property
+    def _analysis(self) -> Analysis:
+        return analysed(self._pattern, self.block_size, quick=True)
+
+    def within(self, most_seconds: float) -> tuple[FactorisationSpec, float] | None:
+        """Return the specification of a factorisation and its predicted seconds, or None if it would take longer.
+
+        Other orders, of which the best may have half of the entries, are tried only if the factorisation is worth it.
+        """
+        A, size = self.A, self.block_size
+        if A.device.kind != "cpu" or A.shape[0] > _MOST_ROWS:
             return None
-        size = size.of_blocks(block_size)
-        spec = FactorisationSpec(block_size=block_size, analysis=analysis, entries=size.entries)
-        return spec, analysis.seconds(size)
+        thorough = look_seconds(A, size)
+        if thorough > _SHARE_OF_LOOK * most_seconds and A.nnz > _MOST_ENTRIES_A_ROW * A.shape[0] * size:
+            return None
+        most = most_entries(most_seconds) // size**2
+        first = self._found(most)
+        if first is None or first[1] > most_seconds:
+            return None
+        if self._analysis.is_thorough or first[1] <= _TIMES_ORDERS * thorough:
+            return first
+        self._analysis.try_orders(self._pattern)
+        return self._found(most) or first
 
-    analysis = analysed(pattern, block_size, quick=quick)
-    first = found(analysis)
-    if first is None or first[1] > most_seconds:
-        return None
-    if analysis.is_thorough or first[1] <= _TIMES_ORDERS * look_seconds(A, block_size):
-        return first
-    return found(analysed(pattern, block_size)) or first
+    def found(self, most_seconds: float = 0.0) -> tuple[FactorisationSpec, float] | None:
+        """Return what takes no longer than these seconds, or than multigrid if that is more; the first answer is kept."""
+        if not self._taken:
+            self._taken = True
+            self._instead = self.within(max(most_seconds, self.multigrid_seconds))
+        return self._instead
+
+    def pays(self, left_seconds: float) -> bool:
+        """Return whether a factorisation is predicted to take much less than the iterations that are left, if a look is short."""
+        if not self._taken and left_seconds < WORTH_A_LOOK * quick_look_seconds(self.A, self.block_size):
+            return False
+        found = self.found(left_seconds)
+        return found is not None and FASTER * found[1] < left_seconds
+
+    @cached_property
+    def dense_seconds(self) -> float:
+        """Seconds of multigrid that dense coarse matrices cost."""
+        return dense_levels_seconds(self.A, self.block_size)
+
+    @cached_property
+    def multigrid_seconds(self) -> float:
+        """Seconds of multigrid without a near-null space, these among them."""
+        usual = multigrid_seconds(self.A, self.block_size, near_null_space_known=False)
+        return (_DIFFUSION if self._is_diffusion else 1.0) * usual + self.dense_seconds
+
+    @property
+    def _is_diffusion(self) -> bool:
+        A = self.A
+        return self.block_size == 1 and isinstance(A, CsrMatrix) and int(np.count_nonzero(A.values > 0)) <= A.shape[0]
+
+    def _found(self, most: int) -> tuple[FactorisationSpec, float] | None:
+        counted = factor_size(self._pattern, self._analysis.order, most)
+        if counted is None:
+            return None
+        counted = counted.of_blocks(self.block_size)
+        spec = FactorisationSpec(block_size=self.block_size, analysis=self._analysis, entries=counted.entries)
+        return spec, self._analysis.seconds(counted)
 
 
 def _pattern_of_nodes(A: SparseMatrix, size: int) -> scipy.sparse.csr_array:
@@ -166,4 +213,4 @@ def cheap_factorisation(
     """Return the specification of a factorisation and its predicted seconds, or None if multigrid is predicted to be faster."""
     seconds = multigrid_seconds(A, block_size, near_null_space_known=near_null_space_known)
     seconds += dense_levels_seconds(A, block_size)
-    return factorisation_within(A, block_size, seconds, quick=True)
+    return FactorisationLook(A, block_size).within(seconds)

@@ -28,14 +28,13 @@ from penstock.driver.going_on import go_on
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.predicted import (
-    dense_levels_seconds,
-    factorisation_within,
+    FASTER,
+    WORTH_A_LOOK,
+    FactorisationLook,
     grouped_iterations,
     look_seconds,
     multigrid_iteration_seconds,
     multigrid_iterations,
-    multigrid_seconds,
-    quick_look_seconds,
 )
 from penstock.driver.request import Placement
 from penstock.solvers import (
@@ -55,10 +54,9 @@ from penstock.streaming import StreamPlan
 # Iterations with Jacobi, with a coarse level of nodes, and with multigrid, before the convergence is judged; each look after them
 # judges it anew.
 _TRIED, _TRIED_NODES, _TRIED_MULTIGRID = 50, 25, 15
-# A factorisation replaces multigrid if it is predicted to take less time than _LONGEST_FACTORISATION iterations, and if the
-# remaining iterations would take _FASTER times as long. Its factor is counted only if they would take _WORTH_A_LOOK times as long
-# as the count.
-_LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 1500, 2.0, 3
+# A factorisation replaces multigrid if it is predicted to take less time than this number of iterations, and much less than those
+# that are left.
+_LONGEST_FACTORISATION = 1500
 # Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little. Those with a
 # factorisation are refinements, of which a few suffice.
 _FEWEST_LEFT, _REFINEMENTS = 10, 3
@@ -93,33 +91,6 @@ class _Change(NamedTuple):
     sooner: Callable[[float], bool] | None = None
 
 
-class _Look:
-    """A look at how long the factorisation of a matrix in the memory of the host takes, taken once at most."""
-
-    def __init__(self, A: SparseMatrix, block_size: int) -> None:
-        self._A, self._size, self._taken = A, block_size, False
-        # Of multigrid, and those of them that dense coarse matrices cost; known once the look is taken.
-        self.multigrid_seconds = self.dense_seconds = 0.0
-        self._found: tuple[FactorisationSpec, float] | None = None
-
-    def found(self, most_seconds: float = 0.0) -> tuple[FactorisationSpec, float] | None:
-        """Return the factorisation and its predicted seconds; None if it takes longer than these, and than multigrid."""
-        if not self._taken:
-            self._taken, self.dense_seconds = True, dense_levels_seconds(self._A, self._size)
-            usual = multigrid_seconds(self._A, self._size, near_null_space_known=False)
-            self.multigrid_seconds = usual + self.dense_seconds
-            most_seconds = max(most_seconds, self.multigrid_seconds)
-            self._found = factorisation_within(self._A, self._size, most_seconds, quick=True)
-        return self._found
-
-    def pays(self, left_seconds: float) -> bool:
-        """Return whether a factorisation is predicted to take much less than the iterations that are left, if a look is short."""
-        if not self._taken and left_seconds < _WORTH_A_LOOK * quick_look_seconds(self._A, self._size):
-            return False
-        found = self.found(left_seconds)
-        return found is not None and _FASTER * found[1] < left_seconds
-
-
 def solve_as_advised(
     system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
 ) -> AnyResult:
@@ -148,11 +119,11 @@ def _instead_of_jacobi(system: OpenSystem) -> _Change | None:
     return _Change(jacobi.name, _TRIED, worth, other, stands_still=True, sooner=sooner)
 
 
-def _look_of(system: OpenSystem) -> _Look | None:
+def _look_of(system: OpenSystem) -> FactorisationLook | None:
     """Return the look at a factorisation that all solves of a system share."""
     A = system.A
     if system.look is None and isinstance(A, SparseMatrix) and A.device.kind == "cpu":
-        system.look = _Look(A, system.decided.spec.block_size)
+        system.look = FactorisationLook(A, system.decided.spec.block_size)
     return system.look  # type: ignore[no-any-return]
 
 
@@ -234,7 +205,14 @@ def _factorised_if_slow(
     if not isinstance(M, Multigrid):  # which did not suit this matrix
         return _with_last_word(system, b, limits, run)
     iteration = multigrid_iteration_seconds(M)
-    found = cache(lambda: factorisation_within(A, multigrid.block_size, _LONGEST_FACTORISATION * iteration))
+
+    @cache
+    def found() -> tuple[FactorisationSpec, float] | None:
+        look = system.look
+        if look is None or look.block_size != multigrid.block_size:
+            look = FactorisationLook(A, multigrid.block_size)
+        return look.within(_LONGEST_FACTORISATION * iteration)  # type: ignore[no-any-return]
+
     watch = FactorisationWatch(
         iteration,
         look_seconds(A, multigrid.block_size),
@@ -432,8 +410,8 @@ class FactorisationWatch:
             return False
         expected = min(_expected_by_rates(record, self.rtol, self.atol))
         left = (expected - iterations) * self.iteration_seconds
-        worth_a_look = expected > 2 * iterations and left > _WORTH_A_LOOK * self.look_seconds
-        if worth_a_look and left > _FASTER * self.factorisation_seconds():
+        worth_a_look = expected > 2 * iterations and left > WORTH_A_LOOK * self.look_seconds
+        if worth_a_look and left > FASTER * self.factorisation_seconds():
             self.expected = expected
         return self.expected > 0
 

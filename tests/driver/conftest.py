@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.driver import predicted, slow_convergence
+from penstock.driver import predicted
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -15,4 +15,4 @@ def small_matrices_are_worth_it(monkeypatch):
     """Let multigrid take the place of Jacobi for small matrices too, and nothing else do so."""
     monkeypatch.setitem(predicted._OVERHEAD_SECONDS, "cpu", 0.0)
     monkeypatch.setattr(predicted, "_WORTH_SCALAR", 70)
-    monkeypatch.setattr(slow_convergence, "factorisation_within", lambda *of, **options: None)
+    monkeypatch.setattr(predicted.FactorisationLook, "within", lambda *of: None)

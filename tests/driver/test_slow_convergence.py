@@ -11,7 +11,7 @@ from awkward_systems import flat_hexahedra, jumping
 import penstock
 from penstock.driver import placement, predicted, slow_convergence
 from penstock.driver.open_system import OpenSystem
-from penstock.driver.predicted import dense_levels_seconds, grouped_iterations, multigrid_iterations
+from penstock.driver.predicted import FactorisationLook, dense_levels_seconds, grouped_iterations, multigrid_iterations
 from penstock.driver.request import Request
 from penstock.fem import Cantilever
 from penstock.solvers import StopReason
@@ -225,19 +225,18 @@ def test_jacobi_goes_on_where_multigrid_cannot_be_made(monkeypatch, failure):
 def test_a_factorisation_that_takes_much_less_than_what_is_left_is_not_waited_for(seconds, chosen, monkeypatch):
     looks = []
 
-    def within(A, size, most, quick=False):
-        looks.append((most, quick))
+    def within(self, most):
+        looks.append(most)
         return FactorisationSpec(), seconds
 
     monkeypatch.setattr(predicted, "_WORTH_SCALAR", 10**6)  # multigrid is not worth it
-    monkeypatch.setattr(slow_convergence, "factorisation_within", within)
-    monkeypatch.setattr(slow_convergence, "quick_look_seconds", lambda A, size: 0.0)
+    monkeypatch.setattr(FactorisationLook, "within", within)
+    monkeypatch.setattr(predicted, "quick_look_seconds", lambda A, size: 0.0)
     result = penstock.solve(SLOW, B[:, 0], device="cpu")
     assert result.converged
     assert re.search(rf"choice +{chosen}: ", result.explain())
-    [(most, quick)] = looks
+    [most] = looks
     assert most > 0
-    assert quick
     if chosen == "factorisation":
         assert re.search(r"jacobi promised \d+ iterations after the first \d\d, the", result.explain())
         assert result.iterations < 80
@@ -246,8 +245,8 @@ def test_a_factorisation_that_takes_much_less_than_what_is_left_is_not_waited_fo
 def test_a_prepared_system_looks_once(monkeypatch):
     looks = []
     monkeypatch.setattr(predicted, "_WORTH_SCALAR", 10**6)
-    monkeypatch.setattr(slow_convergence, "factorisation_within", lambda *of, **options: looks.append(of))
-    monkeypatch.setattr(slow_convergence, "quick_look_seconds", lambda A, size: 0.0)
+    monkeypatch.setattr(FactorisationLook, "within", lambda *of: looks.append(of))
+    monkeypatch.setattr(predicted, "quick_look_seconds", lambda A, size: 0.0)
     with penstock.prepare(SLOW, device="cpu") as system:
         assert all(system.solve(B[:, number]).converged for number in range(3))
         system.update(2.0 * SLOW)
@@ -256,9 +255,9 @@ def test_a_prepared_system_looks_once(monkeypatch):
 
 
 def test_a_look_that_takes_too_long_is_not_taken(monkeypatch):
-    monkeypatch.setattr(slow_convergence, "quick_look_seconds", lambda A, size: 1e9)
+    monkeypatch.setattr(predicted, "quick_look_seconds", lambda A, size: 1e9)
     monkeypatch.setattr(predicted, "_WORTH_SCALAR", 10**6)
-    monkeypatch.setattr(slow_convergence, "factorisation_within", lambda *of, **options: 1 / 0)
+    monkeypatch.setattr(FactorisationLook, "within", lambda *of: 1 / 0)
     assert penstock.solve(SLOW, B[:, 0], device="cpu").converged
 
 
@@ -287,14 +286,14 @@ def test_coarse_matrices_are_predicted_to_be_dense_where_neighbours_have_few_nei
 
 def test_jacobi_goes_on_where_dense_coarse_matrices_take_longer(monkeypatch):
     left = []
-    monkeypatch.setattr(slow_convergence, "dense_levels_seconds", lambda A, size: left.append(A) or 1e3)
+    monkeypatch.setattr(predicted, "dense_levels_seconds", lambda A, size: left.append(A) or 1e3)
     A = least_squares(2000)
     result = penstock.solve(A, np.ones(2000), device="cpu")
     assert result.converged
     assert len(left) == 1
     assert "iterations after the first" in result.explain()
     assert "multigrid is predicted to need 1e+03 s for its coarse matrices, which are dense" in result.explain()
-    monkeypatch.setattr(slow_convergence, "dense_levels_seconds", lambda A, size: 1e-9)
+    monkeypatch.setattr(predicted, "dense_levels_seconds", lambda A, size: 1e-9)
     assert "choice      multigrid" in penstock.solve(A, np.ones(2000), device="cpu").explain()
 
 
