@@ -56,7 +56,7 @@ _HALVED, _PATIENCE = 0.5, 3
 _UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}
 # What products with A in float32 instead of A may add to a residual: a share of the tolerance, or of the residual to be expected,
 # which is that of the pass before again, and of the first pass a share of the load.
-_LOST, _LOST_BETWEEN, _LEFT = 0.2, 2e-3, 1e-3
+_LOST, _LOST_BETWEEN, _LEFT = 0.5, 2e-3, 1e-3
 # Rounding in a residual that is updated, in units of that in ``|A||x|``.
 _DRIFT = 2.0
 # Diagonal entries within these bounds, and entries of a positive definite matrix with them, keep their digits in float32.

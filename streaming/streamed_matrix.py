@@ -35,7 +35,7 @@ from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.as_store import as_store
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.made_store import makes_on
-from penstock.streaming.stores.planes import JoinedStore
+from penstock.streaming.stores.planes import CompletedStore, JoinedStore
 from penstock.streaming.swept_matrix import SweptMatrix
 from penstock.streaming.wavefront import wavefront_visit
 
@@ -217,8 +217,8 @@ class StreamedMatrix(SweptMatrix):
 
     @property
     def can_round(self) -> bool:
-        """Whether the matrix in float32 has fewer bytes in the store, which :meth:`apply_rounded` moves."""
-        return isinstance(self.store, JoinedStore)
+        """Whether fewer bytes move for a product with the matrix in float32: of two planes in the store, one or none."""
+        return isinstance(self.store, JoinedStore | CompletedStore)
 
     def apply_rounded(self, x: Array, out: Array | None = None) -> Array:
         """Return the product with the matrix rounded to float32, or with the matrix where it is on the device already.
@@ -231,15 +231,19 @@ class StreamedMatrix(SweptMatrix):
         Returns
         -------
         array
-            ``y`` with ``|y - A x| <= 2 ** -24 |A| |x|``, but for the rounding of the product; half of the bytes of values move.
+            ``y`` with ``|y - A x| <= 2 ** -24 |A| |x|``, but for the rounding of the product. Half of the bytes of values move;
+            none where the device holds these numbers, and then it is no sweep.
         """
-        if not isinstance(self.store, JoinedStore):
-            raise InputError(f"a {type(self.store).__name__} has no high words alone; use apply")
-        self.store.rounded = True
+        store = self.store
+        if isinstance(store, CompletedStore):
+            return store.rounded_matrix.apply(x, out)
+        if not isinstance(store, JoinedStore):
+            raise InputError(f"a {type(store).__name__} has no high words alone; use apply")
+        store.rounded = True
         try:
             return self.apply(x, out)
         finally:
-            self.store.rounded = False
+            store.rounded = False
             self._sweeper.forget()
 
     def apply_each(self, X: Array, out: Array | None = None) -> Array:

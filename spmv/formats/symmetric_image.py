@@ -40,7 +40,7 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
     exponents : array, (stored blocks,) or (0,) uint8
         Of 16-bit values: those of a block are multiples of ``2 ** (exponent - 127)``.
     corrections : array, (block rows, block size, block size) float32
-        Added to the blocks on the diagonal.
+        Added to the blocks on the diagonal; none, (0, block size, block size), of :meth:`uncorrected`.
 
     Notes
     -----
@@ -98,10 +98,14 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
             missing = (row_sums - self.apply(block_ones(self.shape[0], size, self.device))).reshape(-1, size, size)
             return replace(self, corrections=corrections_of(missing, diagonal - self.diagonal_blocks(size), diagonal))
 
+    def uncorrected(self) -> Self:
+        """Return the rounded values alone, for products; they share the memory."""
+        return replace(self, corrections=self.corrections[:0])
+
     @cached_property
     def lowered(self) -> tuple[Array, Array, np.int32]:
-        """Exponents, corrections, and that there are some."""
-        return self.exponents, self.corrections, np.int32(1)
+        """Exponents, corrections, and whether there are some."""
+        return self.exponents, self.corrections, np.int32(self.corrections.size > 0)
 
     def numbers(self) -> Array:
         """Return the values in float64, those of the diagonal corrected."""

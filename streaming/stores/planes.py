@@ -245,6 +245,11 @@ class CompletedStore(CompletedOnArrival):
         """The share of the bytes of the matrix that is read."""
         return _share_of_a_plane(self.index)
 
+    @property
+    def rounded_matrix(self) -> SparseMatrix:
+        """The matrix rounded to float32, which is the image but for corrections."""
+        return self.image.uncorrected() if isinstance(self.image, SymmetricImageMatrix) else self.image
+
     def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
         """Read a part of a subdivision; on a GPU, values are still to be completed."""
         of = self.index.subdivisions[number]

@@ -165,13 +165,16 @@ def test_every_way_to_read_gives_the_same_products(tmp_path, device, format_name
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("where", ["disk", "memory"])
 @pytest.mark.parametrize("part", ["whole", "values"])
-def test_a_sweep_may_read_the_high_words_alone(tmp_path, device, format_name, where, part):
+@pytest.mark.parametrize("held", [False, True])
+def test_a_product_may_use_the_high_words_alone(tmp_path, device, format_name, where, part, held):
     device, (plain, planes) = Device(device), stores_of(tmp_path, format_name, where=where)
     x, A = LOADS[:, 0], read_whole(plain)
     exact, lost = A @ x, 2.0**-24 * (abs(A) @ abs(x))
     structure = plain.index.part_nbytes("structure")
     budget, ring = plain.index.nbytes // 2 + structure, Ring(resident_structure=part == "values")
-    with plain, planes, StreamedMatrix(joined(planes, device), budget, device=device, ring=ring) as M:
+    image = image_of_store(planes, np.float32, budget, device) if held else None
+    store = joined(planes, device) if image is None else completed_by(image, planes)
+    with plain, planes, StreamedMatrix(store, budget, device=device, ring=ring) as M:
         assert M.can_round
         rounding, moved = 1e-14 * abs(exact).max(), []
         for rounds in (False, True, False, False, True, True, False):  # slots keep subdivisions
@@ -182,6 +185,7 @@ def test_a_sweep_may_read_the_high_words_alone(tmp_path, device, format_name, wh
             assert not rounds or difference.max() > 1e-3 * lost.max()
             moved.append(M.bytes_streamed - before)
         assert max(moved[1], moved[4], moved[5]) < 0.7 * moved[0]
+        assert not held or (moved[1] == 0 and max(moved) < 0.7 * plain.index.nbytes)
         with StreamedMatrix(plain, budget, device=device) as other:
             assert not other.can_round
             with pytest.raises(InputError, match="no high words"):
@@ -255,7 +259,7 @@ def test_a_solve_reads_half_of_the_bytes(tmp_path, device, precision, columns, w
             assert (residual <= 1e-8).all()
     of_plain, of_planes = results
     assert of_plain.iterations == of_planes.iterations
-    assert of_plain.sweeps == of_planes.sweeps
+    assert of_planes.sweeps <= of_plain.sweeps  # products with the matrix in float32 may need none
     assert moved[1] < (0.65 if precision == "float32" else 1.0) * moved[0]
 
 
