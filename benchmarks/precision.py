@@ -138,7 +138,7 @@ def on_disk(side: int, folder: Path | None, device: Device, limits: dict[str, fl
     every: dict[str, dict[str, Any]] = {}  # with A read in every iteration
     with (
         tempfile.TemporaryDirectory(dir=folder) as place,
-        mock.patch("penstock.driver.opening.nearest", lambda A, *_: A),
+        mock.patch("penstock.driver.opening.nearest", lambda A, *_, **__: A),
     ):
         for label, planes in (("", False), ("-planes", True)):
             began = time.perf_counter()

@@ -19,8 +19,8 @@ The last step needs no pass. With a matrix E of bounds, ``|A~ - A| <= E`` entry 
 bounds the residual, and as r is small, so is the bound. It counts as the true residual where it meets the tolerance, with an
 allowance for the rounding in r.
 
-Passes over a matrix in two planes may read the float32 numbers alone: q is then off by at most ``2^-24 |A| |z|``, which is added
-to the bound. Where that is not small beside the residual, a pass over A itself computes q, W and ``r = b - A x`` at once.
+A product may use the float32 numbers of A alone, where these are to be had with fewer bytes: q is then off by at most
+``2^-24 |A| |z|``, which is added to the bound. Where that is not small, A itself is used, and r and W are renewed in that pass.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ _SLOW, _DOUBTFUL = 0.2, 2
 _HALVED, _PATIENCE = 0.5, 3
 # Rounding units of images.
 _UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}
-# What products with A in float32 instead of A may add to a residual: a share of the tolerance, or of the residual to be expected,
-# which is that of the pass before again, and of the first pass a share of the load.
-_LOST, _LOST_BETWEEN, _LEFT = 0.5, 2e-3, 1e-3
+# Products with A in float32 may add an error to a residual of this share of the tolerance, or of the residual that is expected.
+_LOST_OF_TOLERANCE, _LOST_OF_EXPECTED = 0.5, 2e-3
+# A pass is expected to gain as much as the one before it, and the first one this.
+_FIRST_GAIN = 1e-3
 # Rounding in a residual that is updated, in units of that in ``|A||x|``.
 _DRIFT = 2.0
 # Diagonal entries within these bounds, and entries of a positive definite matrix with them, keep their digits in float32.
@@ -222,12 +223,13 @@ class _Refinement:
         self.tolerances = np.maximum(self.rtol * b_norms, self.atol)
         self.ends: list[StopReason | None] = [None] * len(b_norms)
         self.norms, self.slow = self.scales.copy(), np.zeros(len(b_norms), int)
-        self.gains = np.full_like(b_norms, _LEFT)
+        self.gains = np.full_like(b_norms, _FIRST_GAIN)
         self.halved, self.passes_since = np.full_like(b_norms, np.inf), np.zeros(len(b_norms), int)
         self.last: tuple[Array, Array] | None = None  # the last step, and A times it
         self.may_round = self.bounds_settle and self.A.can_round
-        # Bounds of the errors in these products and in r, of products with A in float32.
-        self.lost_by_last, self.slack = np.zeros_like(b_norms), np.zeros_like(b_norms)
+        # Bounds of the errors of the latter and of r, of products with A in float32, and of (A - A~) z where it is known.
+        self.error_of_last, self.error_of_r = np.zeros_like(b_norms), np.zeros_like(b_norms)
+        self.differences: Numbers | None = None
         self.bounded: set[int] = set()  # right-hand sides of whose residuals bounds are known
 
     def run(self, x0: Array | None, state: Any) -> SolveResult | BlockSolveResult:
@@ -236,9 +238,12 @@ class _Refinement:
         self.columns, self.r = list(first.columns), self.b.copy()
         product, lost = self._product(first.x)
         if any(column.reason not in _GAVE_ALL for column in self.columns):
-            self.x, self.r, self.slack = first.x, self.r - product, lost
+            self.x, self.r, self.error_of_r = first.x, self.r - product, lost
             self.norms = self.space.norms(self.r)
-            self.ends = [column.reason for column in self.columns]
+            # That the image has given all that it can for a right-hand side does not mean that it is solved.
+            reasons = [column.reason for column in self.columns]
+            why = next(reason for reason in reasons if reason not in _GAVE_ALL)
+            self.ends = [why if reason in _GAVE_ALL else reason for reason in reasons]
             return self._result(first)
         self.x = self.A.device.xp.zeros_like(self.b)
         self._step(first.x, product, lost)
@@ -294,27 +299,33 @@ class _Refinement:
         That is enough where what is lost is small beside the residual to be expected and the tolerance. Where it is not, what
         was lost before is made up for in the same pass over A.
         """
-        A, lost, running = self.A, np.zeros_like(self.slack), self._running()
+        A, lost, running = self.A, np.zeros_like(self.error_of_r), self._running()
         if (replayed := A.replayed_vectors(z)) is not None:
             replayed[0][...] = z
         z, product = replayed or (z, A.device.xp.empty_like(z))
         if not self.may_round:
             return A.apply(z, product), lost
         for column in running:
-            of_z = self._column(z, column)
-            lost[column] = _UNITS[np.dtype(np.float32)] * (self._absolute_product(of_z) + self._difference(of_z))
-        allowed = np.maximum(_LOST * self.tolerances, _LOST_BETWEEN * self.gains * self.norms)
-        if (self.slack + lost <= allowed)[running].all():
+            of_z, known = self._column(z, column), self.differences
+            difference = self._difference(of_z) if known is None else known[column]
+            lost[column] = _UNITS[np.dtype(np.float32)] * (self._absolute_product(of_z) + difference)
+        allowed = np.maximum(_LOST_OF_TOLERANCE * self.tolerances, _LOST_OF_EXPECTED * self.gains * self.norms)
+        if (self.error_of_r + lost <= allowed)[running].all():
             return A.apply_rounded(z, product), lost
-        products = [(z, product, 1.0, 0.0)]
-        if self.last is not None and self.slack.any():
-            self.r[...] = self.b
-            products += [(self.x, self.r, -1.0, 1.0), (*self.last, 1.0, 0.0)]
-        A.apply_all(*products)
-        if len(products) > 1:
-            self.slack, self.lost_by_last = np.zeros_like(lost), np.zeros_like(lost)
-            self._measure()
+        self._multiply_all((z, product, 1.0, 0.0))
         return product, np.zeros_like(lost)
+
+    def _multiply_all(self, *products: tuple[Array, Array, float, float], renews: bool = False) -> None:
+        """Compute products with A itself in one pass, and with them r and what products in float32 left inexact."""
+        if inexact := (self.error_of_r + self.error_of_last).any() and self.last is not None:
+            products += ((*self.last, 1.0, 0.0),)
+        if renews or inexact:
+            self.r[...] = self.b
+            products += ((self.x, self.r, -1.0, 1.0),)
+        self.A.apply_all(*products)
+        if renews or inexact:
+            self.error_of_r, self.error_of_last = np.zeros_like(self.norms), np.zeros_like(self.norms)
+            self._measure()
 
     def _step(self, z: Array, product: Array, lost: Numbers) -> None:
         """Move x to where its error is least over the last step and z, of which ``product`` is A times z but for what is lost."""
@@ -327,25 +338,22 @@ class _Refinement:
             raise self._unfit("its correction is no direction of descent")
         of_z, of_last = _least_error(zz, zr, *others)
         if self.last is None:
-            self.last, self.lost_by_last = (z.copy(), product.copy()), lost
+            self.last, self.error_of_last = (z.copy(), product.copy()), lost
             of_last, of_z = of_z, np.zeros_like(of_z)
         step, image = self.last
         self.space.combine(of_z, z, of_last, step)
         self.space.combine(of_z, product, of_last, image)
         self.x += step
         self.r -= image
-        self.lost_by_last = abs(of_z) * lost + abs(of_last) * self.lost_by_last
-        self.slack += self.lost_by_last
+        self.error_of_last = abs(of_z) * lost + abs(of_last) * self.error_of_last
+        self.error_of_r += self.error_of_last
         before = self.norms.copy()
         self._measure()
         self._test(before)
 
     def _compute(self) -> None:
         """Compute the residuals from A, b and x."""
-        self.r[...] = self.b
-        self.A.apply(self.x, self.r, alpha=-1.0, beta=1.0)
-        self.slack = np.zeros_like(self.slack)
-        self._measure()
+        self._multiply_all(renews=True)
 
     def _measure(self) -> None:
         """Compute the norms of the residuals of right-hand sides that are not solved yet."""
@@ -357,7 +365,7 @@ class _Refinement:
         running = self._running()
         near = [column for column in running if self.norms[column] <= self.tolerances[column]]
         bounds = {column: self._with_drift(column, self.norms[column]) for column in near}
-        if any(bound > self.tolerances[column] for column, bound in bounds.items()):  # by rounding in the updates alone
+        if any(bound > self.tolerances[column] for column, bound in bounds.items()):  # by what was added to it alone
             self._compute()
         elif self.bounds_settle:
             self.norms[near] = list(bounds.values())
@@ -384,7 +392,7 @@ class _Refinement:
 
     def _with_drift(self, column: int, norm: float) -> float:
         """Return a bound of the true residual from one that was updated: what rounding may have added to it."""
-        return float(norm + self.slack[column] + _DRIFT * self._rounding(self._column(self.x, column)))
+        return float(norm + self.error_of_r[column] + _DRIFT * self._rounding(self._column(self.x, column)))
 
     def _rounding(self, x: Array) -> float:
         """Return the rounding in ``A x``, about."""
@@ -412,7 +420,7 @@ class _Refinement:
         rtol = float(np.maximum(share, _AIM * self.tolerances[running] / self.norms[running]).min())
         limits: dict[str, Any] = {"rtol": rtol, "atol": 0.0, "maxiter": left, "monitor": self._watch_correction}
         result = self.solve(self.image, self.r, None, M=self.M, **limits)
-        if self.slack.any() and any(column.reason in _UNFIT for column in result.columns):
+        if self.error_of_r.any() and any(column.reason in _UNFIT for column in result.columns):
             # Rounding may take residuals out of the range of a singular matrix.
             self.may_round, self.iterations = False, self.iterations + result.iterations
             self._compute()
@@ -439,9 +447,11 @@ class _Refinement:
         """Add corrections with which bounds of the residuals meet the tolerances; return whether none is left."""
         if not self.bounds_settle:
             return False
+        self.differences = np.zeros_like(self.norms)
         for column in self._running():
             of_z = self._column(z, column)
-            bound = self._with_drift(column, self.rests[column] + self._difference(of_z))
+            self.differences[column] = self._difference(of_z)
+            bound = self._with_drift(column, self.rests[column] + self.differences[column])
             if bound <= self.tolerances[column]:
                 LinearProblem.column(self.x, column)[...] += of_z
                 self.norms[column], self.ends[column] = bound, StopReason.CONVERGED
@@ -451,23 +461,17 @@ class _Refinement:
 
     def _result(self, first: SolveResult | BlockSolveResult) -> SolveResult | BlockSolveResult:
         """Return the result, with the sweeps over A."""
-        spent: dict[str, Any] = {
-            "sweeps": self.A.sweeps - self.before[0],
-            "bytes_streamed": self.A.bytes_streamed - self.before[1],
-        }
+        moved = self.A.bytes_streamed - self.before[1]
+        spent: dict[str, Any] = {"sweeps": self.A.sweeps - self.before[0], "bytes_streamed": moved}
         columns, seconds = [], {"total": time.perf_counter() - self.began}
         for number, (column, end) in enumerate(zip(self.columns, self.ends, strict=True)):
-            met = self.norms[number] <= self.tolerances[number]
-            reason = StopReason.CONVERGED if met else end or column.reason
-            lost = 0.0 if number in self.bounded else self.slack[number]  # of which a bound has been counted already
-            norms, residual = column.residual_norms, float((self.norms[number] + lost) / self.scales[number])
+            counted = number in self.bounded  # the norm is a bound, in which the error of r is counted
+            norm = float(self.norms[number] + (0.0 if counted else self.error_of_r[number]))
+            reason = StopReason.CONVERGED if norm <= self.tolerances[number] else end or column.reason
+            norms, residual = column.residual_norms, norm / float(self.scales[number])
             x = LinearProblem.column(self.x, number)
-            cost = {
-                **spent,
-                "timings": {**column.timings, **seconds},
-                "state": first.state,
-                "bounded": number in self.bounded or lost > 0,
-            }
+            cost = {**spent, "timings": {**column.timings, **seconds}, "state": first.state}
+            cost["bounded"] = counted or bool(self.error_of_r[number] > 0)
             columns.append(SolveResult.of(x, reason, norms, residual, column.rounding_floor, **cost))
         if isinstance(first, SolveResult):
             return columns[0]

@@ -6,6 +6,7 @@ entries of the factor and the operations are counted exactly (:func:`factor_size
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import time
@@ -58,15 +59,15 @@ class Analysis(Protocol):
     order : array, (nodes,)
         The rows of the pattern in the order of elimination.
     is_thorough : bool
-        Whether all orders have been tried, which :meth:`try_orders` does.
+        Whether all orders have been tried, as :meth:`with_best_order` does.
     """
 
     library: ClassVar[str]
     order: Array
     is_thorough: bool
 
-    def try_orders(self, pattern: scipy.sparse.csr_array) -> None:
-        """Take a better order, if there is one; the pattern is that of the analysis."""
+    def with_best_order(self, pattern: scipy.sparse.csr_array) -> Analysis:
+        """Return an analysis of the same pattern for which all orders have been tried."""
 
     def factorised(self, A: scipy.sparse.csr_array) -> Solve:
         """Return what solves ``A x = b`` for one or several columns.
@@ -99,11 +100,16 @@ class CholmodAnalysis:
         self.order: Array = symbolic.P()
         self._symbolic: Any = symbolic if size == 1 else None
         if not quick:
-            self.try_orders(pattern)
+            self._take_best(pattern)
 
-    def try_orders(self, pattern: scipy.sparse.csr_array) -> None:
-        """Take the order of METIS, if it is better."""
-        if not self.is_thorough and (found := self._by_metis(pattern)) is not None:
+    def with_best_order(self, pattern: scipy.sparse.csr_array) -> Analysis:
+        """Return one with the order of METIS, if that is better."""
+        best = copy.copy(self)
+        best._take_best(pattern)
+        return best
+
+    def _take_best(self, pattern: scipy.sparse.csr_array) -> None:
+        if (found := self._by_metis(pattern)) is not None:
             self._symbolic, self.order = found if self._size == 1 else None, found.P()
         self.is_thorough = True
 
@@ -161,8 +167,9 @@ class SuperLUAnalysis:
             factors = scipy.sparse.linalg.spilu(matrix, drop_tol=1.0, fill_factor=1.0, **_MINIMUM_DEGREE)
             self.order = np.argsort(factors.perm_c)
 
-    def try_orders(self, pattern: scipy.sparse.csr_array) -> None:
-        """Do nothing."""
+    def with_best_order(self, pattern: scipy.sparse.csr_array) -> Analysis:
+        """Return this one."""
+        return self
 
     def factorised(self, A: scipy.sparse.csr_array) -> Solve:
         """Return what solves with both factors."""
@@ -277,10 +284,8 @@ def _column_lengths(row_offsets: Array, column_indices: Array, order: Array, pla
     """
     parent = _elimination_tree(row_offsets, column_indices, order, places)
     n, postorder = parent.shape[0], _postorder(parent)
-    lengths, first = (
-        np.zeros(n, dtype=np.int64),
-        np.full(n, -1, dtype=np.int32),
-    )  # of a column's descendants in postorder
+    lengths = np.zeros(n, dtype=np.int64)
+    first = np.full(n, -1, dtype=np.int32)  # of each column: the position of its first descendant in postorder
     for position in range(n):
         column = postorder[position]
         lengths[column] = first[column] < 0  # a leaf of the tree
@@ -306,7 +311,9 @@ def _column_lengths(row_offsets: Array, column_indices: Array, order: Array, pla
                 while top[common] != common:
                     common = top[common]
                 while before != common:
-                    before, top[before] = top[before], common
+                    after = top[before]
+                    top[before] = common
+                    before = after
                 lengths[common] -= 1
         if parent[column] >= 0:
             top[column] = parent[column]

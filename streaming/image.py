@@ -13,6 +13,7 @@ from penstock.streaming.planning.workload import Workload
 from penstock.streaming.stores.base import Store, has_planes
 from penstock.streaming.stores.host_planes import completed, high_words, joined
 from penstock.streaming.stores.matrix_index import MatrixIndex
+from penstock.streaming.stores.planes import count_of_values
 from penstock.streaming.streamed_matrix import StreamedMatrix
 
 _OFFSETS = ("row_offsets", "chunk_offsets")
@@ -42,6 +43,11 @@ def corrections_nbytes(index: MatrixIndex) -> int:
     """Return the bytes of the corrections of the diagonal of an image."""
     corrected = index.format_name == SymmetricImageMatrix.of_format
     return 4 * index.shape[0] * index.block_size if corrected else 0
+
+
+def joining_nbytes(index: MatrixIndex) -> int:
+    """Return the bytes in which a GPU joins the planes of a subdivision of a matrix."""
+    return 8 * max(map(count_of_values, index.subdivisions), default=0)
 
 
 def can_be_rounded(index: MatrixIndex, values_dtype: Any) -> bool:

@@ -46,7 +46,7 @@ from penstock.streaming import (
     level_order,
     plan_stream,
 )
-from penstock.streaming.image import can_be_joined, can_be_rounded, corrections_nbytes, image_nbytes
+from penstock.streaming.image import can_be_joined, can_be_rounded, corrections_nbytes, image_nbytes, joining_nbytes
 
 # Bytes of a stored value in the matrix and in the smallest image, and of an index.
 _FULL, _ITEMSIZE, _INDEX = 8, 2, 4
@@ -128,6 +128,8 @@ def place_image(
             continue
         plan, image = planned
         index, more = plan.index, more + corrections_nbytes(plan.index)
+        if request.device.kind == "cuda":
+            more += joining_nbytes(index)
         [products, *_] = spec.products_per_iteration(streamed=False)
         spec = spec.with_products(products)
         workload = vectors.workload(request, spec, products)

@@ -160,7 +160,7 @@ class OpenSystem:
             lines.append(
                 f"{'planes':<11} residuals read the low words of the values, which complete those of the image"
             )
-        elif isinstance(store, JoinedStore):
+        elif isinstance(store, JoinedStore) and self.request.verify == "bound":
             lines.append(
                 f"{'planes':<11} residuals read the values in float32 where these are enough, which halves the bytes"
             )

@@ -155,8 +155,8 @@ class FactorisationLook:
             return None
         if self._analysis.is_thorough or first[1] <= _TIMES_ORDERS * thorough:
             return first
-        self._analysis.try_orders(self._pattern)
-        return self._found(most) or first
+        self._analysis = self._analysis.with_best_order(self._pattern)
+        return self._found(most)
 
     def found(self, most_seconds: float = 0.0) -> tuple[FactorisationSpec, float] | None:
         """Return what takes no longer than these seconds, or than multigrid if that is more; the first answer is kept."""

@@ -144,8 +144,8 @@ class CudaExecutor:
 
         Waiting streams slow transfers down, by 4 % for BSR. If the link is the bottleneck, only one stream computes during
         transfers, and several before the first transfer and after the last one, when the link is idle. The host waits between
-        such parts; if it has to compute meanwhile, there is one part, in one stream, as where values are completed in memory
-        that there is once.
+        such parts; if it has to compute meanwhile, there is one part, in one stream; so it is where values are completed,
+        which all need the same scratch memory.
         """
         if self._host_computes or self._completed is not None:
             return [(steps, 1)]

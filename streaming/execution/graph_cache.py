@@ -13,8 +13,6 @@ CapturedSweep = list[tuple[CapturedGraph, int]]
 
 #: Cached sweeps, a few MB each: enough for a polynomial of degree 33 with two powers per sweep.
 _MOST_SWEEPS = 64
-# Remembered kernels, among them products with vectors that are never used again.
-_MOST_STARTED = 4096
 
 
 class GraphCache:
@@ -45,8 +43,6 @@ class GraphCache:
     def note(self, key: SweepKey) -> None:
         """Note that a sweep has started its kernels and ended."""
         if key.unit == "sweep":
-            if len(self._started) >= _MOST_STARTED:
-                self._started.clear()
             self._started.add(key.kernels)
         else:
             self._visited = key.memory

@@ -20,6 +20,7 @@ from penstock.streaming.planning.schedule import Step
 from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.made_store import makes_on
+from penstock.streaming.stores.planes import JoinedStore
 
 _COUNTER = itertools.count(1)
 _BINDING = 1.5  # transfer / compute ratio above which the link is the bottleneck
@@ -50,6 +51,7 @@ class Sweeper:
         self._schedule = plan.schedule
         self._number = 0  # the next sweep of the schedule
         self._empty = True  # whether the ring must be filled first
+        self._holds_rounded = False  # whether what is in it may be in float32
         self._sweeping = threading.Lock()  # the ring is used by one sweep at a time
         self._process = os.getpid()
         self._residents: Residents = {}
@@ -122,18 +124,30 @@ class Sweeper:
             raise InputError("a sweep of this matrix is running; change the direction when it has ended")
         self._number, self._empty = self._number + 1, True
 
-    def sweep(self, visit: Visit, stages: int = 1, reach: int = 1, key: SweepKey | None = None) -> None:
+    def sweep(
+        self,
+        visit: Visit,
+        stages: int = 1,
+        reach: int = 1,
+        key: SweepKey | None = None,
+        *,
+        rounded: bool = False,
+    ) -> None:
         """Sweep once, in consecutive stages at a distance of ``reach`` subdivisions, as in :meth:`Schedule.sweep`.
 
         ``visit(number, slab, stage)`` computes with subdivision ``number``; the slab's memory is reused afterwards. The key
-        identifies a sweep that may be repeated. After an error or an interrupt the matrix can be swept again.
+        identifies a sweep that may be repeated. A ``rounded`` sweep reads the values of a :class:`JoinedStore` in float32. After
+        an error or an interrupt the matrix can be swept again.
         """
         executor = self._opened()
         self._renew_after_fork()
         if not self._sweeping.acquire(blocking=False):
             raise InputError("another sweep of this matrix is running; finish it first, or open a second matrix")
         try:
-            number, empty = self._number, self._empty
+            # What rounded sweeps have left in the ring does for others of their kind only.
+            number, empty = self._number, self._empty or (self._holds_rounded and not rounded)
+            if isinstance(self.store, JoinedStore):
+                self.store.rounded = self._holds_rounded = rounded
             # If this sweep is interrupted anywhere, the next one starts from an empty ring.
             self._empty = True
             if empty:
@@ -180,8 +194,8 @@ class Sweeper:
         if key is None or key.unit == "visit":
             return key
         changes = (empty and not key.filling) or key.memory is None or self.plan.ring.sweeps == "cyclic"
-        memory = None if changes else (*(key.memory or ()), number % 2, empty)
-        return SweepKey((*key.kernels, number % 2), memory, filling=key.filling)
+        memory = None if changes else (*(key.memory or ()), number % 2, self._holds_rounded, empty)
+        return SweepKey((*key.kernels, number % 2, self._holds_rounded), memory, filling=key.filling)
 
     def reload(self) -> None:
         """Read anew what the device holds, after the values of the store have changed; captured sweeps stay."""
@@ -192,10 +206,6 @@ class Sweeper:
             for number, buffer in self._resident_buffers:
                 executor.load(number, buffer, self.plan.part)
             executor.drain()
-        self._empty = True
-
-    def forget(self) -> None:
-        """Let the next sweep begin with an empty ring: what is in the slots is not read again."""
         self._empty = True
 
     def go_on_from(self, other: Sweeper) -> None:

@@ -228,7 +228,7 @@ class JoinedInMemory(JoinedStore):
     """The matrix of a :class:`HostPlaneStore` whose planes a GPU copies from where they are, and joins."""
 
     store: HostPlaneStore
-    moved = 2
+    planes_on_arrival = 2
 
     def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
         """Copy what is copied for a part of a subdivision; values are still to be completed."""

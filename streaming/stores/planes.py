@@ -188,10 +188,10 @@ def _of_high_words(subdivision: Subdivision) -> Subdivision:
 
 
 class CompletedOnArrival:
-    """The matrix of a store of two planes, what is transferred of which a GPU completes; the base of such stores."""
+    """The matrix of a store of two planes. A GPU receives planes and makes float64 numbers of them; the base of such stores."""
 
-    #: Planes that are transferred.
-    moved = 0
+    #: Planes in a buffer of which a GPU has still to make numbers.
+    planes_on_arrival = 0
 
     def __init__(self, store: PlaneStore) -> None:
         self.store, self.index = store, store.index
@@ -204,11 +204,11 @@ class CompletedOnArrival:
     @property
     def scratch_nbytes(self) -> int:
         """Bytes of device memory that :meth:`complete` needs beside the buffer."""
-        return self.moved * 4 * max(map(count_of_values, self.index.subdivisions), default=0)
+        return self.planes_on_arrival * 4 * max(map(count_of_values, self.index.subdivisions), default=0)
 
     def complete(self, number: int, buffer: Array, part: Part, scratch: Array) -> None:
         """Complete the values of a subdivision in a byte buffer on a GPU, in CuPy's current stream."""
-        if part == "structure" or not self.moved:
+        if part == "structure" or not self.planes_on_arrival:
             return
         of = self.index.subdivisions[number]
         nbytes = of.part_nbytes(part)
@@ -233,7 +233,7 @@ class CompletedStore(CompletedOnArrival):
     On a CPU a read completes the values. On a GPU, to which low words are transferred, :meth:`complete` does it there.
     """
 
-    moved = 1
+    planes_on_arrival = 1
 
     def __init__(self, store: PlaneStore, image: SparseMatrix) -> None:
         super().__init__(store)

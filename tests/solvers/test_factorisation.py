@@ -372,3 +372,15 @@ def test_columns_of_the_factor_are_counted_exactly(seed):
         size = factor_size(A, order, sum(lengths))
         assert (size.entries, size.operations) == (sum(lengths), sum(length**2 for length in lengths))
         assert factor_size(A, order, sum(lengths) - 1) is None
+
+
+def test_columns_are_counted_without_counting_entries():
+    """A chain, of which many rows are coupled with the first node and with one beyond the last: the factor has 6e10 entries."""
+    n = rows = 200_000
+    beyond, others = n, n + 1 + np.arange(rows)
+    i = np.concatenate([np.arange(n), np.repeat(others, 2)])
+    j = np.concatenate([np.arange(1, n + 1), np.tile([0, beyond], rows)])
+    A = scipy.sparse.coo_array((np.ones(len(i)), (i, j)), shape=(n + 1 + rows,) * 2)
+    A = (A + A.T + scipy.sparse.eye_array(n + 1 + rows)).tocsr()
+    entries = n * (2 + rows) + (1 + rows) + rows * (rows + 1) // 2
+    assert factor_size(A, np.arange(len(A.indptr) - 1), 10**12).entries == entries

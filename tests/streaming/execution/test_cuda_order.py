@@ -10,7 +10,7 @@ import pytest
 
 from penstock.streaming.execution import cuda as cuda_executor
 from penstock.streaming.execution.cuda import CudaExecutor
-from penstock.streaming.planning.schedule import Schedule
+from penstock.streaming.planning.schedule import Copy, Schedule
 
 SUBDIVISIONS, SLOTS = 14, 6
 
@@ -121,3 +121,43 @@ def test_whatever_is_unordered_touches_different_rows(
     for one, other in itertools.combinations(computed, 2):
         if one not in recorder.issued[other] and other not in recorder.issued[one]:
             assert abs(one[1] - other[1]) > reach  # half a matrix adds to the rows of those below, too
+
+
+@pytest.mark.parametrize("sweep_order", ["alternate", "restart"])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("stages", "reach"), [(1, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize("link_binds", [False, True])
+def test_what_arrives_is_completed_once_before_it_is_used_and_one_after_the_other(
+    link_binds, sweep_order, number, stages, reach
+):
+    schedule = Schedule(SUBDIVISIONS, frozenset({5}), SLOTS, sweeps=sweep_order)
+    recorder, completed = Recorder(link_binds, False), []
+
+    def complete(subdivision, buffer, part, scratch):
+        completed.append(subdivision)
+        recorder.note("complete", subdivision, len(completed), Stream.current)
+
+    recorder._completed, recorder._scratch = SimpleNamespace(complete=complete), None
+    steps = schedule.sweep(number, stages, reach)
+
+    assert [lanes for _, lanes in recorder.run(steps)] == [1]
+    copied = [subdivision for kind, subdivision, _ in recorder.issued if kind == "copy"]
+    assert copied
+    assert completed == copied
+    assert not recorder._incomplete
+    for what, before in recorder.issued.items():
+        kind, subdivision, detail = what
+        if kind == "complete":
+            assert any(of[:2] == ("copy", subdivision) for of in before)
+            assert {("complete", completed[place - 1], place) for place in range(1, detail)} <= before
+        elif kind == "compute" and subdivision in copied:
+            assert any(of[:2] == ("complete", subdivision) for of in before)
+    # The copies do not wait for what is completed beside them.
+    waits = [
+        ("complete", completed[-2], len(completed) - 1) in recorder.issued[("copy", *of)] for of in _last_copies(steps)
+    ]
+    assert not any(waits)
+
+
+def _last_copies(steps):
+    return [(step.subdivision, step.slot) for step in steps if isinstance(step, Copy)][-1:]
