@@ -146,10 +146,10 @@ class Sweeper:
         try:
             # What rounded sweeps have left in the ring does for others of their kind only.
             number, empty = self._number, self._empty or (self._holds_rounded and not rounded)
-            if isinstance(self.store, JoinedStore):
-                self.store.rounded = self._holds_rounded = rounded
             # If this sweep is interrupted anywhere, the next one starts from an empty ring.
             self._empty = True
+            if isinstance(self.store, JoinedStore):
+                self.store.rounded = self._holds_rounded = rounded
             if empty:
                 executor.drain()
                 number = number % 2 if self.plan.ring.sweeps == "alternate" else 0
@@ -165,6 +165,8 @@ class Sweeper:
             moved = self.plan.streamed_nbytes if empty else self.plan.sweep_nbytes(number)
             self.bytes_streamed += round(moved * getattr(self.store, "read_share", 1.0))
         finally:
+            if isinstance(self.store, JoinedStore):
+                self.store.rounded = False
             self._sweeping.release()
 
     def _renew_after_fork(self) -> None:

@@ -121,6 +121,23 @@ def test_planes_in_memory_are_joined_where_they_arrive(target, format_name, part
         np.testing.assert_array_equal(target.get(arrived)[: expected.nbytes], expected)
 
 
+def test_what_follows_a_rounded_sweep_is_exact_whatever_ends_it(monkeypatch):
+    plain, planes = stores_of(None, "bsr", where="memory")
+    x, A = LOADS[:, 0], read_whole(plain)
+    exact, lost = A @ x, 2.0**-24 * (abs(A) @ abs(x)).max()
+    with plain, planes, StreamedMatrix(joined(planes, CPU), int(0.8 * plain.index.nbytes)) as M:
+        assert M.plan.resident
+        with monkeypatch.context() as patch:
+            patch.setattr(StreamedMatrix, "_rows", lambda self, number: 1 / 0 if number == 4 else range(0))
+            with pytest.raises(ZeroDivisionError):
+                M.apply_rounded(x)
+        for ending in (lambda: None, lambda: M.reopen(M.store), lambda: M.apply_rounded(x)):
+            assert abs(M.apply_rounded(x) - exact).max() > 1e-3 * lost
+            ending()
+            assert abs(M.apply(x) - exact).max() < 1e-3 * lost
+            assert not M.store.rounded
+
+
 def test_numbers_at_the_ends_of_the_range():
     largest, least = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
     values = np.array([0.0, -0.0, largest, -largest, least, -least, 1 + 2.0**-52, 2 - 2.0**-52, 1 + 2.0**-24, np.pi])
