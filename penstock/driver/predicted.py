@@ -41,6 +41,9 @@ _MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.12e-6, 0.18e-6
 # constant times the entries of the matrix, times the neighbours of neighbours of a node, times what their ratio to the neighbours
 # exceeds the usual one by. Both numbers are means over some nodes, evenly spaced.
 _USUAL_GROWTH, _DENSE_ENTRY_SECONDS, _NODES_ASKED, _ROWS_ASKED = 6.0, 0.037e-9, 32, 128
+# So they are on random graphs, where neighbours grow in number at the same rate in the next step, which is asked of fewer nodes.
+# In space it grows by less than this. Then the seconds are this constant times the nodes and the entries of the matrix.
+_USUAL_FURTHER_GROWTH, _RANDOM_ENTRY_SECONDS, _NODES_ASKED_FURTHER = 3.3, 0.5e-9, 8
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
 _UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
 # An iteration with it, for a byte of a level at each visit: of scalar matrices a third less, of blocks as much more.
@@ -72,7 +75,7 @@ def multigrid_seconds(A: SparseMatrix, block_size: int, *, near_null_space_known
 
 
 def dense_levels_seconds(A: SparseMatrix, block_size: int) -> float:
-    """Return the further seconds of multigrid's set-up where coarse matrices are dense: of least squares and of some networks."""
+    """Return the further seconds of multigrid's set-up where coarse matrices are dense: of least squares and random graphs."""
     if A.device.kind != "cpu" or not isinstance(A, (CsrMatrix, BsrMatrix)):
         return 0.0
     nodes = len(A.row_offsets) - 1
@@ -80,11 +83,17 @@ def dense_levels_seconds(A: SparseMatrix, block_size: int) -> float:
     near = couplings(np.linspace(0, nodes - 1, min(_NODES_ASKED, nodes)).astype(np.int64))
     if not near:
         return 0.0
-    beyond = sum(np.unique(np.concatenate([of, *couplings(of)])).size for of in near)
-    growth, each = beyond / sum(map(len, near)), beyond / len(near)
+    beyond = [np.unique(np.concatenate([of, *couplings(of)])) for of in near]
+    reached = sum(map(len, beyond))
+    growth, each = reached / sum(map(len, near)), reached / len(near)
     if isinstance(A, CsrMatrix):  # of unknowns in place of nodes
         each /= block_size
-    return _DENSE_ENTRY_SECONDS * max(0.0, growth - _USUAL_GROWTH) * each * A.nnz
+    seconds = _DENSE_ENTRY_SECONDS * max(0.0, growth - _USUAL_GROWTH) * each * A.nnz
+    some = beyond[:: max(1, len(beyond) // _NODES_ASKED_FURTHER)]
+    further = sum(np.unique(np.concatenate([of, *couplings(of)])).size for of in some)
+    if further > _USUAL_FURTHER_GROWTH * sum(map(len, some)):
+        seconds += _RANDOM_ENTRY_SECONDS * nodes * A.nnz
+    return seconds
 
 
 def _couplings(offsets: Array, columns: Array, most: int, rows: Array) -> list[Array]:

@@ -286,9 +286,11 @@ def _faster_than_jacobi(system: OpenSystem, left_seconds: float) -> tuple[Precon
     Return None if the coarse matrices of multigrid promise to be so dense that the iterations that are left take less time.
     """
     if (look := _look_of(system)) is not None:
-        if (found := look.found()) is not None and found[1] <= look.multigrid_seconds:
+        found = look.found()
+        is_slow = look.dense_seconds > left_seconds  # multigrid
+        if found is not None and found[1] <= (left_seconds if is_slow else look.multigrid_seconds):
             return found[0], f", the factorisation is predicted to take {found[1]:.2g} s"
-        if look.dense_seconds > left_seconds:
+        if is_slow:
             remark = f", but multigrid is predicted to need {look.dense_seconds:.2g} s for its coarse matrices, which are dense"
             return None, remark
     return preconditioner_spec("multigrid", block_size=system.decided.spec.block_size), ""

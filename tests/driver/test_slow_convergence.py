@@ -284,6 +284,22 @@ def test_coarse_matrices_are_predicted_to_be_dense_where_neighbours_have_few_nei
     assert of_nodes == pytest.approx(of_rows, rel=0.2)  # others are asked
 
 
+def random_graph(n, degree):
+    random = np.random.default_rng(4)
+    ends = np.repeat(np.arange(n), degree), random.integers(n, size=degree * n)
+    weights = scipy.sparse.coo_array((10.0 ** random.uniform(-3, 3, degree * n), ends), shape=(n, n)).tocsr()
+    weights = weights + weights.T
+    return scipy.sparse.csr_array(scipy.sparse.diags_array(weights.sum(axis=1) + 1e-6) - weights)
+
+
+def test_random_graphs_are_predicted_to_have_dense_coarse_matrices_and_keep_jacobi():
+    A = random_graph(6000, 3)
+    assert dense_levels_seconds(CsrMatrix.from_csr(A), 1) > 0.1
+    result = penstock.solve(A, np.random.default_rng(0).standard_normal(6000), device="cpu")
+    assert result.converged
+    assert re.search("choice +jacobi: it promised .* but multigrid is predicted to need", result.explain())
+
+
 def test_jacobi_goes_on_where_dense_coarse_matrices_take_longer(monkeypatch):
     left = []
     monkeypatch.setattr(predicted, "dense_levels_seconds", lambda A, size: left.append(A) or 1e3)
