@@ -81,8 +81,8 @@ class Ring:
     Raises
     ------
     InputError
-        If there are fewer than 2 slots, ``sweeps`` is none of these, or ``moved_share`` is negative, or given without
-        ``on_arrival``.
+        If ``slots`` is less than 2, ``sweeps`` is not one of these values, ``moved_share`` is negative, or ``moved_share`` is
+        given without ``on_arrival``.
 
     Examples
     --------

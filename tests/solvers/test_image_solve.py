@@ -113,7 +113,7 @@ def test_passes_of_each_precision(half, beam, values_dtype, most):
 
 
 def test_passes_read_one_plane_where_that_is_enough(half, beam):
-    """The residual that is told bounds the true one, and is the same within what was allowed."""
+    """The reported residual is a bound of the true one."""
     B = np.random.default_rng(0).standard_normal((half.shape[0], 2))
     found, moved = [], []
     for planes, verify in ((False, "bound"), (True, "bound"), (True, "norm")):
