@@ -1,6 +1,7 @@
 // The upper half of a symmetric matrix of small blocks, in chunks of 32 block rows laid out as in sell.cu. Template
-// parameters: Value, the stored type, or its absolute values; Vector, that of x and out; size, scalars on a side of a block. Products are formed in
-// double and added to out by atomic operations in the type of out, so the last digits depend on the order of arrival.
+// parameters: Value, the stored type, or its absolute values; Vector, that of x and out; size, scalars on a side of a block.
+// Products are formed in double and added to out by atomic operations in the type of out, so the last digits depend on the order
+// of arrival.
 //
 // Values of 16 bits are multiples of a power of two that each block has: `exponents` holds its exponent as that of a float, in 8
 // bits. Where `corrected` is not 0, `corrections`, (block rows of the matrix or slab, size, size), are added to the blocks on the
@@ -110,12 +111,12 @@ __global__ void __launch_bounds__(SPMV_THREADS) symmetric_bsr_spmv(
         for (int e = 0; e < size * size; ++e)
             a[e] = load_stored(blocks + (long long)(slot * size * size + e) * height);
         const double scale = scale_of_block<Value>(exponents + first + lane + (long long)slot * height);
-        gather_lanes<size>(column, x, shared);
+        if constexpr (size > 1) gather_lanes<size>(column, x, shared);  // one number a lane is read in order anyway
         double below[size] = {};  // contribution of the transposed block to row `column`
         if (column >= 0) {
 #pragma unroll
             for (int c = 0; c < size; ++c) {
-                const double xc = shared[lane * size + c];
+                const double xc = size > 1 ? shared[lane * size + c] : double(x[column]);
 #pragma unroll
                 for (int r = 0; r < size; ++r) {
                     const double value = scale * double(a[r * size + c]);
