@@ -81,10 +81,7 @@ def measure(
             assert f"an image of the matrix in {precision}" in system.explain()
             image = system.nbytes - matrix.plan.storage_nbytes
             moved += matrix.plan.resident_nbytes
-            if has_planes(A):  # of which the image has read one before
-                moved += HighWords(A).index.nbytes
-            elif not isinstance(A, FileStore) and device.kind == "cpu":  # a GPU rounds what it streams
-                moved += image
+            moved += _read_for_image(A, matrix, device, image)
         whole = matrix.store.index.nbytes if isinstance(matrix, StreamedMatrix) else matrix.nbytes
         solves = [seconds_of(device, functools.partial(system.solve, other, rtol=RTOL)) for other in others]
         setup = system.timings["set up"]
@@ -112,6 +109,14 @@ def measure(
         f"{entry['passes']:.0f} sweeps a solve"
     )
     return printed(entry, "a solve")
+
+
+def _read_for_image(A: Any, streamed: StreamedMatrix, device: Device, image: int) -> int:
+    """Return the bytes that were moved to make an image, of so many bytes."""
+    if has_planes(A):  # of which it has read one
+        return int(HighWords(A).index.nbytes)
+    moves = isinstance(A, FileStore) or device.kind == "cuda"
+    return int(streamed.store.index.nbytes) if moves else image  # rounded on the host, where A lies
 
 
 def large(side: int, device: Device, limits: dict[str, float]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.spmv import Array, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, lowered
-from penstock.streaming.planning.workload import Workload
+from penstock.streaming.planning.workload import Ring
 from penstock.streaming.stores.base import Store, has_planes
 from penstock.streaming.stores.host_planes import completed, high_words, joined
 from penstock.streaming.stores.matrix_index import MatrixIndex
@@ -56,12 +56,29 @@ def can_be_rounded(index: MatrixIndex, values_dtype: Any) -> bool:
     return wide or (index.format_name == SymmetricImageMatrix.of_format and index.block_size > 1)
 
 
-def image_of_store(store: Store, values_dtype: Any, budget_nbytes: int, device: Device) -> SparseMatrix:
-    """Return an image in memory, on a device, of a matrix that is streamed from a store; of two planes only the high words."""
+def structures_of(image: SparseMatrix, index: MatrixIndex) -> list[dict[str, Array]]:
+    """Return the offsets and column indices of the subdivisions of a stored matrix from its image; views, but for offsets."""
+    starts, arrays, structures = _starts(index), image.arrays(), list[dict[str, Array]]()
+    for subdivision in index.subdivisions:
+        structure = {}
+        for field in subdivision.fields:
+            if field.part == "structure":
+                first = starts[subdivision.row_start][field.name]
+                part = arrays[field.name][first : first + field.shape[0]]
+                structure[field.name] = (part - part[:1]).astype(field.dtype) if field.name in _OFFSETS else part
+        structures.append(structure)
+    return structures
+
+
+def image_of_store(store: Store, values_dtype: Any, device: Device) -> SparseMatrix:
+    """Return an image in memory, on a device, of a matrix that is streamed from a store through two slots.
+
+    Of two planes only the high words are read.
+    """
     lost, source = None, store
     if has_planes(store):
         lost, source = store.corrections(), high_words(store)
-    with StreamedMatrix(source, budget_nbytes, device=device, workload=Workload(1)) as A:
+    with StreamedMatrix(source, 2 * max(source.index.sizes["whole"]), device=device, ring=Ring(slots=2)) as A:
         return image_of_streamed(A, values_dtype, lost)
 
 

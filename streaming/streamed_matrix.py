@@ -25,7 +25,7 @@ from penstock.spmv.formats.scaling import scale
 from penstock.spmv.operator import as_output
 from penstock.spmv.vectors.recurrence import Recurrence
 from penstock.streaming.execution.budget import MemoryBudget
-from penstock.streaming.execution.executor import ExecutorFactory, SweepKey
+from penstock.streaming.execution.executor import ExecutorFactory, Structures, SweepKey
 from penstock.streaming.execution.sweeper import Sweeper
 from penstock.streaming.planning.estimate import LEAST_CAPTURED
 from penstock.streaming.planning.ordering import reach_of
@@ -63,6 +63,9 @@ class StreamedMatrix(SweptMatrix):
         A plan already made for this store, instead of workload and ring.
     stall_seconds : float
         With overlap, a read that lasts longer is an error. Without overlap, and while the matrix is opened, there is no limit.
+    structures : list of dict, optional
+        Of a plan with ``Ring(shared_structure=True)``: the offsets and column indices of every subdivision, by name, on the
+        device.
     executor : callable, optional
         Returns the :class:`Executor` for an :class:`ExecutorSetup`; by default the one for the device.
 
@@ -100,6 +103,7 @@ class StreamedMatrix(SweptMatrix):
         ring: Ring | None = None,
         plan: StreamPlan | None = None,
         stall_seconds: float = 60.0,
+        structures: Structures | None = None,
         executor: ExecutorFactory | None = None,
     ) -> None:
         self.device = Device.parse(device)
@@ -124,15 +128,19 @@ class StreamedMatrix(SweptMatrix):
         self.plan = plan or plan_stream(index, available, workload, ring)
         if not self.plan.index.same_layout(index):
             raise InputError("the plan was made for another cut of the matrix; plan again from store.index")
+        if self.plan.shared_structure and structures is None:
+            raise InputError("the plan shares the structure of another matrix; pass it as structures")
         self.shape = index.shape
         self.dtype = np.dtype(index.dtype)
         self._stall_seconds, self._executor = stall_seconds, executor
+        self._structures = structures if self.plan.shared_structure else None
         self._replayed: tuple[Array, Array] | None = None
         self._sweeper = self._sweeper_of(store)
 
     def _sweeper_of(self, store: Store) -> Sweeper:
         of = (store, self.plan, self.budget, self.device)
-        return Sweeper(*of, stall_seconds=self._stall_seconds, executor=self._executor)
+        how: dict[str, Any] = {"stall_seconds": self._stall_seconds, "executor": self._executor}
+        return Sweeper(*of, structures=self._structures, **how)
 
     def reopen(self, store: Store) -> None:
         """Continue with the present values of a store: that of this matrix, refilled, or another one with the same structure.
@@ -157,7 +165,7 @@ class StreamedMatrix(SweptMatrix):
     def close(self) -> None:
         """Stop transfers and release the budget; a store of the caller stays open."""
         super().close()
-        self._replayed = None
+        self._replayed = self._structures = None
         self._opened.close()
 
     def sweep(self, visit: Callable[[int, SparseMatrix], None]) -> None:

@@ -158,13 +158,14 @@ def _plan(
     nbytes, of_values = sizes
     least = nbytes - of_values * (1 - np.dtype(precision).itemsize / _FULL)
     for count in counts:
-        if count != counts[-1] and least + 2 * nbytes / count > room:
+        if count != counts[-1] and least + 2 * of_values / count > room:
             continue  # at once: an index is made in a pass over the matrix
         with suppress(BudgetError, InputError):  # there may be fewer pieces to cut
             index = index_for(count)
             if not (can_be_joined(index) and can_be_rounded(index, precision)):
                 return None
             image = image_nbytes(index, precision)
+            ring = replace(ring or Ring(), shared_structure=True)
             return plan_stream(index, max(room - image, 1), workload, ring), image
     return None
 

@@ -43,10 +43,9 @@ from penstock.streaming import (
     reach_of,
     reach_of_store,
 )
-from penstock.streaming.image import completed_by, image_of_store, image_of_streamed
+from penstock.streaming.image import completed_by, image_of_store, structures_of
 from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
-from penstock.streaming.stores.base import has_planes
 from penstock.streaming.stores.host_planes import copy_in_memory, is_in_memory
 from penstock.streaming.stores.whole import read_whole
 
@@ -254,19 +253,18 @@ class _Opener:
         if store is None:
             assert whole is not None, "a matrix in memory is converted"
             store = self._store_of(whole, image.plan, planes=placement.precision == "float32")
-        precision, A = placement.precision, None
+        precision = np.dtype(placement.precision)
         store = self._near(store, image.plan, of_caller=of_caller, planes=True)
         with self.reporter.stage("image"):
             if whole is not None and device.kind == "cpu":  # a GPU rounds what arrives faster than a host
-                A = image_of(whole, np.dtype(precision))
-            elif has_planes(store):
-                A = image_of_store(store, precision, max(1, image.plan.storage_nbytes), device)
+                A = image_of(whole, precision)
+            else:
+                A = image_of_store(store, precision, device)
         with self.reporter.stage("open"):
-            budget, store = MemoryBudget(max(1, image.plan.storage_nbytes)), completed_by(A, store)
-            streamed = self.resources.enter_context(StreamedMatrix(store, budget, device=device, plan=image.plan))
-        if A is None:
-            with self.reporter.stage("image"):
-                A = image_of_streamed(streamed, precision)
+            budget, structures = MemoryBudget(max(1, image.plan.storage_nbytes)), structures_of(A, store.index)
+            streamed = self.resources.enter_context(
+                StreamedMatrix(completed_by(A, store), budget, device=device, plan=image.plan, structures=structures)
+            )
         system = self._system(A, replace(placement, image=replace(image, matrix=None)))
         system.streamed, system.of_store = streamed, of_caller
         system.check_image()

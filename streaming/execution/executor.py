@@ -16,6 +16,9 @@ from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 #: ``visit(number, slab, stage)``, called for each computation of a sweep.
 Visit = Callable[[int, SparseMatrix, int], None]
 
+#: The offsets and column indices of every subdivision, by name.
+Structures = list[dict[str, Array]]
+
 #: The resident subdivisions, by number.
 Residents = dict[int, SparseMatrix]
 
@@ -60,8 +63,8 @@ class ExecutorSetup:
         Runs the computations and holds the slots.
     slots : list of uint8 arrays
         Each has room for the largest streamed part of a subdivision.
-    structures : list of uint8 arrays or None
-        The resident structure of every subdivision, if only values are streamed.
+    structures : list of dict or None
+        The offsets and column indices of every subdivision, by name, if only values are streamed.
     part : Part
         The part of each subdivision that is streamed.
     overlap : bool
@@ -86,7 +89,7 @@ class ExecutorSetup:
     store: Store
     device: Device
     slots: list[Array]
-    structures: list[Array] | None = None
+    structures: Structures | None = None
     part: Part = "whole"
     overlap: bool = True
     stall_seconds: float = 60.0
@@ -149,7 +152,7 @@ ExecutorFactory = Callable[[ExecutorSetup], Executor]
 class SlabViews:
     """Views of slots as matrices; one object for each pair of subdivision and slot."""
 
-    def __init__(self, index: MatrixIndex, slots: list[Array], structures: list[Array] | None) -> None:
+    def __init__(self, index: MatrixIndex, slots: list[Array], structures: Structures | None) -> None:
         self._index, self._slots, self._structures = index, slots, structures
         self._views: dict[tuple[int, int], SparseMatrix] = {}
         self._arrays: dict[tuple[int, int, Part], dict[str, Array]] = {}

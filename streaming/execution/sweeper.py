@@ -12,7 +12,15 @@ import numpy as np
 from penstock.spmv import Array, Device, InputError, SparseMatrix
 from penstock.streaming.execution.budget import MemoryBudget, check_room
 from penstock.streaming.execution.cuda import CudaExecutor
-from penstock.streaming.execution.executor import Executor, ExecutorFactory, ExecutorSetup, Residents, SweepKey, Visit
+from penstock.streaming.execution.executor import (
+    Executor,
+    ExecutorFactory,
+    ExecutorSetup,
+    Residents,
+    Structures,
+    SweepKey,
+    Visit,
+)
 from penstock.streaming.execution.host import HostExecutor
 from penstock.streaming.execution.reader import describe_subdivision
 from penstock.streaming.planning.plan import StreamPlan
@@ -20,7 +28,7 @@ from penstock.streaming.planning.schedule import Step
 from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.made_store import makes_on
-from penstock.streaming.stores.planes import JoinedStore
+from penstock.streaming.stores.planes import CompletedOnArrival, JoinedStore
 
 _COUNTER = itertools.count(1)
 _BINDING = 1.5  # transfer / compute ratio above which the link is the bottleneck
@@ -30,7 +38,8 @@ class Sweeper:
     """Runs sweeps over all subdivisions of a store according to a plan, one at a time.
 
     Slots and resident part are one allocation of the budget, until :meth:`close`; the store stays open. With ``host_computes``
-    the host computes during sweeps, so starting one must not make it wait for the device.
+    the host computes during sweeps, so starting one must not make it wait for the device. ``structures`` are offsets and column
+    indices that the plan shares with another matrix.
     """
 
     def __init__(
@@ -43,6 +52,7 @@ class Sweeper:
         stall_seconds: float = 60.0,
         executor: ExecutorFactory | None = None,
         host_computes: bool = False,
+        structures: Structures | None = None,
     ) -> None:
         self.store, self.plan, self.budget, self.device = store, plan, budget, device
         self.sweeps = 0
@@ -60,14 +70,19 @@ class Sweeper:
         storage = budget.allocate(self._purpose, plan.storage_nbytes, device)
         try:
             with device.current():
-                self._open(storage, stall_seconds, executor, host_computes)
+                self._open(storage, structures, stall_seconds, executor, host_computes)
         except BaseException:
             del storage
             self.close()
             raise
 
     def _open(
-        self, storage: Array, stall_seconds: float, make_executor: ExecutorFactory | None, host_computes: bool
+        self,
+        storage: Array,
+        shared: Structures | None,
+        stall_seconds: float,
+        make_executor: ExecutorFactory | None,
+        host_computes: bool,
     ) -> None:
         plan = self.plan
         held = (
@@ -81,7 +96,10 @@ class Sweeper:
         stops = np.cumsum(pieces).tolist()
         buffers = [storage[stop - nbytes : stop] for stop, nbytes in zip(stops, pieces, strict=True)]
         slots, resident = buffers[: plan.slots], buffers[plan.slots : plan.slots + len(numbers)]
-        structures = buffers[plan.slots + len(numbers) :] if plan.resident_structure else None
+        own = dict(zip(all_numbers, buffers[plan.slots + len(numbers) :], strict=False))  # a resident structure
+        structures = shared
+        if own:
+            structures = [plan.index.arrays(number, buffer, "structure") for number, buffer in own.items()]
         estimate = plan.estimate()
         setup = ExecutorSetup(
             self.store,
@@ -97,7 +115,7 @@ class Sweeper:
         if make_executor is None:
             make_executor = HostExecutor if self.device.kind == "cpu" else CudaExecutor
         self.executor = make_executor(setup)
-        for number, buffer in zip(all_numbers, structures or (), strict=False):
+        for number, buffer in own.items():
             self.executor.load(number, buffer, "structure")
         self._resident_buffers = list(zip(numbers, resident, strict=True))
         for number, buffer in self._resident_buffers:
@@ -163,7 +181,8 @@ class Sweeper:
             self._number, self._empty = number + 1, False
             self.sweeps += 1
             moved = self.plan.streamed_nbytes if empty else self.plan.sweep_nbytes(number)
-            self.bytes_streamed += round(moved * getattr(self.store, "read_share", 1.0))
+            share = self.store.read_share(self.plan.part) if isinstance(self.store, CompletedOnArrival) else 1.0
+            self.bytes_streamed += round(moved * share)
         finally:
             if isinstance(self.store, JoinedStore):
                 self.store.rounded = False

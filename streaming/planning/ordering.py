@@ -160,7 +160,8 @@ def reach_of_store(store: Store) -> int:
         structure = aligned_buffer(subdivision.part_nbytes("structure"))
         store.read_into(number, structure, "structure")
         values: np.ndarray[Any, Any] = np.empty(subdivision.part_nbytes("values"), dtype=np.uint8)  # never read
-        columns.append(index.view(number, values, structure).column_range())
+        arrays = index.arrays(number, structure, "structure")
+        columns.append(index.view(number, values, arrays).column_range())
     return reach_of(index.row_starts, columns)
 
 

@@ -102,12 +102,17 @@ class StreamPlan:
     @property
     def part(self) -> Part:
         """The part of a subdivision that is streamed."""
-        return "values" if self.resident_structure else "whole"
+        return "values" if self.resident_structure or self.shared_structure else "whole"
 
     @property
     def resident_structure(self) -> bool:
-        """Whether offsets and column indices stay resident and only values are streamed."""
-        return self.ring.resident_structure and self.slots > 0
+        """Whether a copy of offsets and column indices stays resident and only values are streamed."""
+        return self.ring.resident_structure and self.slots > 0 and not self.shared_structure
+
+    @property
+    def shared_structure(self) -> bool:
+        """Whether another matrix on the device has offsets and column indices, and only values are streamed."""
+        return self.ring.shared_structure and self.slots > 0
 
     def nbytes_of(self, number: int) -> int:
         """Return the bytes of a subdivision that are streamed."""
@@ -268,6 +273,8 @@ class StreamPlan:
         lines = []
         if self.resident_structure:
             lines.append(f"structure   {format_nbytes(self.structure_nbytes)} resident: only values move")
+        if self.shared_structure:
+            lines.append("structure   that of the image: only values move")
         lines += [
             f"ring        {self.slots} slots of {format_nbytes(self.slot_nbytes)}",
             f"resident    {len(self.resident)} subdivisions, {format_nbytes(self.resident_nbytes)}",

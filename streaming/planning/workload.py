@@ -72,6 +72,9 @@ class Ring:
         How successive sweeps are connected; see :class:`Schedule`.
     resident_structure : bool
         Keep offsets and column indices of all subdivisions, and stream values only.
+    shared_structure : bool
+        Another matrix on the device, such as an image, has the offsets and column indices: they take no memory, and only values
+        are streamed.
     on_arrival : bool
         Subdivisions are made in the slots, as those of a :class:`MadeStore` are, instead of being transferred.
     moved_share : float
@@ -98,6 +101,7 @@ class Ring:
     overlap: bool = True
     sweeps: SweepOrder = "alternate"
     resident_structure: bool = False
+    shared_structure: bool = False
     on_arrival: bool = False
     moved_share: float = 0.0
 

@@ -208,15 +208,13 @@ class MatrixIndex:
         parts: tuple[Part, ...] = ("whole", "structure", "values")
         return {part: [subdivision.part_nbytes(part) for subdivision in self.subdivisions] for part in parts}
 
-    def view(self, number: int, buffer: Array, structure: Array | None = None) -> SparseMatrix:
-        """Return subdivision ``number`` as a matrix whose arrays are views of byte buffers.
+    def view(self, number: int, buffer: Array, structure: dict[str, Array] | None = None) -> SparseMatrix:
+        """Return subdivision ``number`` as a matrix whose arrays are views of a byte buffer.
 
-        ``buffer`` contains the whole piece, or only its values if ``structure`` contains the rest.
+        ``buffer`` contains the whole piece, or only its values if ``structure`` are the other arrays.
         """
-        if structure is None:
-            arrays = self.arrays(number, buffer)
-        else:
-            arrays = self.arrays(number, structure, "structure") | self.arrays(number, buffer, "values")
+        part: Part = "whole" if structure is None else "values"
+        arrays = (structure or {}) | self.arrays(number, buffer, part)
         subdivision = self.subdivisions[number]
         return self._slab(subdivision.row_stop - subdivision.row_start, arrays)
 

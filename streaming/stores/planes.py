@@ -20,7 +20,7 @@ from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_on
 from penstock.spmv.host_memory import available_nbytes
 from penstock.streaming.stores.base import PlaneStore, Store
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
-from penstock.streaming.stores.matrix_index import ArrayField, MatrixIndex, Part, Subdivision, round_up
+from penstock.streaming.stores.matrix_index import ArrayField, Part, Subdivision, round_up
 
 Numbers = np.ndarray[Any, Any]
 
@@ -201,6 +201,15 @@ class CompletedOnArrival:
         """Return the store of two planes that such a store reads; another one as it is."""
         return store.store if isinstance(store, CompletedOnArrival) else store
 
+    def read_share(self, part: Part) -> float:
+        """Return the share of the bytes of a part of the matrix that is read."""
+        return 1.0
+
+    def _share_of_a_plane(self, part: Part) -> float:
+        planes = sum(plane_nbytes(subdivision) for subdivision in self.index.subdivisions)
+        structure = self.index.part_nbytes("structure") if part == "whole" else 0
+        return (structure + planes) / self.index.part_nbytes(part)
+
     @property
     def scratch_nbytes(self) -> int:
         """Bytes of device memory that :meth:`complete` needs beside the buffer."""
@@ -239,10 +248,9 @@ class CompletedStore(CompletedOnArrival):
         self.image = image
         self._bounds = list(itertools.accumulate(map(count_of_values, self.index.subdivisions), initial=0))
 
-    @property
-    def read_share(self) -> float:
-        """The share of the bytes of the matrix that is read."""
-        return _share_of_a_plane(self.index)
+    def read_share(self, part: Part) -> float:
+        """Return the share of the bytes of a part of the matrix that is read."""
+        return self._share_of_a_plane(part)
 
     @property
     def rounded_matrix(self) -> SparseMatrix:
@@ -288,10 +296,9 @@ class JoinedStore(CompletedOnArrival):
         super().__init__(store)
         self.rounded = False
 
-    @property
-    def read_share(self) -> float:
-        """The share of the bytes of the matrix that is read."""
-        return _share_of_a_plane(self.index) if self.rounded else 1.0
+    def read_share(self, part: Part) -> float:
+        """Return the share of the bytes of a part of the matrix that is read."""
+        return self._share_of_a_plane(part) if self.rounded else 1.0
 
     def read_into(self, number: int, buffer: Numbers, part: Part = "whole") -> None:
         """Read a part of a subdivision."""
@@ -306,12 +313,6 @@ class JoinedStore(CompletedOnArrival):
         numbers, count = buffer[nbytes - of.part_nbytes("values") : nbytes].view(np.float64), count_of_values(of)
         numbers[:count] = high.view(np.float32)[:count]
         numbers[count:] = 0
-
-
-def _share_of_a_plane(index: MatrixIndex) -> float:
-    """Return the share of the bytes of a matrix in its structure and one plane of its values."""
-    planes = sum(plane_nbytes(subdivision) for subdivision in index.subdivisions)
-    return (index.part_nbytes("structure") + planes) / index.nbytes
 
 
 def count_of_values(subdivision: Subdivision) -> int:

@@ -75,7 +75,8 @@ class StoreContract:
         with _opened(open_store) as store:
             for number, slab in enumerate(map(as_slab, slabs)):
                 whole = store.index.view(number, _read(store, number))
-                separate = store.index.view(number, _read(store, number, "values"), _read(store, number, "structure"))
+                structure = store.index.arrays(number, _read(store, number, "structure"), "structure")
+                separate = store.index.view(number, _read(store, number, "values"), structure)
                 for name, array in slab.arrays().items():
                     np.testing.assert_array_equal(whole.arrays()[name], array, name)
                     np.testing.assert_array_equal(separate.arrays()[name], array, name)

@@ -102,7 +102,7 @@ def test_a_choice_that_is_left_open_is_judged_by_iterations(small_matrices_are_w
     assert residual(A, B[:, 0], result.x) <= 1e-8
 
 
-@pytest.mark.parametrize("matrix", [definite_by_a_hair(1000), definite_by_a_hair(1000) * 1e-30])
+@pytest.mark.parametrize("matrix", [definite_by_a_hair(1500), definite_by_a_hair(1500) * 1e-30])
 def test_where_the_image_does_not_stand_for_it_the_matrix_is_streamed(matrix):
     b = np.random.default_rng(1).standard_normal(matrix.shape[0])
 

@@ -125,7 +125,7 @@ def test_a_view_of_two_buffers_equals_that_of_one(slabs, index):
         whole = packed(slab, subdivision)
         structure, values = (whole[subdivision.bytes_of(part)].copy() for part in ("structure", "values"))
 
-        view = index.view(number, values, structure)
+        view = index.view(number, values, index.arrays(number, structure, "structure"))
 
         for name, array in slab.arrays().items():
             np.testing.assert_array_equal(view.arrays()[name], array)

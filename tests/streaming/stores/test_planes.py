@@ -104,7 +104,7 @@ def test_a_kernel_joins_to_the_bit(target, count):
 @pytest.mark.parametrize("way", ["low words", "both planes", "high words"])
 def test_planes_in_memory_are_joined_where_they_arrive(target, format_name, part, way):
     plain, planes = stores_of(None, format_name, where="memory")
-    image = image_of_store(planes, np.float32, plain.index.nbytes // 2, CPU)
+    image = image_of_store(planes, np.float32, CPU)
     of_both, rounded = JoinedInMemory(planes), JoinedStore(planes)
     rounded.rounded = True
     of_both.rounded = way == "high words"
@@ -160,7 +160,7 @@ def test_every_way_to_read_gives_the_same_products(tmp_path, device, format_name
     device, (plain, planes) = Device(device), stores_of(tmp_path, format_name, where=where)
     x, products, moved = device.asarray(LOADS[:, 0].copy()), [], []
     with plain, planes:
-        image = image_of_store(planes, np.float32, plain.index.nbytes // 2, device)
+        image = image_of_store(planes, np.float32, device)
         completed = completed_by(image, planes)
         assert isinstance(completed, CompletedStore)
         for store in (plain, planes, completed):
@@ -189,7 +189,7 @@ def test_a_product_may_use_the_high_words_alone(tmp_path, device, format_name, w
     exact, lost = A @ x, 2.0**-24 * (abs(A) @ abs(x))
     structure = plain.index.part_nbytes("structure")
     budget, ring = plain.index.nbytes // 2 + structure, Ring(resident_structure=part == "values")
-    image = image_of_store(planes, np.float32, budget, device) if held else None
+    image = image_of_store(planes, np.float32, device) if held else None
     store = joined(planes, device) if image is None else completed_by(image, planes)
     with plain, planes, StreamedMatrix(store, budget, device=device, ring=ring) as M:
         assert M.can_round
@@ -214,7 +214,7 @@ def test_a_product_may_use_the_high_words_alone(tmp_path, device, format_name, w
 @pytest.mark.parametrize("way", ["plain", "low words", "both planes"])
 def test_products_between_the_same_vectors_are_replayed_and_others_are_not(device, format_name, way):
     device, (plain, planes) = Device(device), stores_of(None, format_name, where="memory")
-    image = image_of_store(planes, np.float32, plain.index.nbytes // 2, device)
+    image = image_of_store(planes, np.float32, device)
     store = {"plain": plain, "low words": completed_by(image, planes), "both planes": joined(planes, device)}[way]
     A, rng = read_whole(plain), np.random.default_rng(0)
     with plain, planes, StreamedMatrix(store, plain.index.nbytes // 2, device=device) as M:
@@ -245,7 +245,7 @@ def test_products_between_the_same_vectors_are_replayed_and_others_are_not(devic
 def test_images_of_high_words_are_those_of_the_matrix(tmp_path, device, dtype, where):
     plain, planes = stores_of(tmp_path, "symmetric_bsr", where=where)
     with plain, planes:
-        images = [image_of_store(store, dtype, plain.index.nbytes // 2, Device(device)) for store in (plain, planes)]
+        images = [image_of_store(store, dtype, Device(device)) for store in (plain, planes)]
 
     assert HighWords(planes).index.nbytes < 0.6 * plain.index.nbytes
     one, other = (image.to_device(CPU) for image in images)
@@ -269,7 +269,8 @@ def test_a_solve_reads_half_of_the_bytes(tmp_path, device, precision, columns, w
         in_planes = has_planes(store)
         with store, prepare(store, memory=int(0.8 * store.index.nbytes), **options) as system:
             results.append(system.solve(b, rtol=1e-8))
-            moved.append(system.matrix.bytes_streamed + (HighWords(store).index.nbytes if in_planes else 0))
+            of_image = HighWords(store) if in_planes else store
+            moved.append(of_image.index.nbytes + system.matrix.bytes_streamed)
             assert ("low words" in system.explain()) == (has_planes(store) and precision == "float32")
             assert ("in float32 where" in system.explain()) == (has_planes(store) and precision == "int16")
             residual = np.linalg.norm(b - read_whole(store) @ results[-1].x, axis=0) / np.linalg.norm(b, axis=0)

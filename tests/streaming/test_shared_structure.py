@@ -1,0 +1,103 @@
+"""A matrix that is streamed beside its image shares offsets and column indices with it: only its values move."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from kernel_targets import DEVICES
+
+from penstock import prepare
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.spmv import Device, InputError
+from penstock.spmv.formats.partition import row_slabs
+from penstock.streaming import HostPlaneStore, HostStore, Ring, StreamedMatrix, plan_stream
+from penstock.streaming.image import can_be_joined, completed_by, image_of_store, structures_of
+from penstock.streaming.stores.base import has_planes
+from penstock.streaming.stores.buffers import aligned_buffer
+
+BEAM = Cantilever(nodes=(24, 5, 5), dof=3, material=LognormalMaterial(sigma=1.0, seed=3))
+FORMATS = ["csr", "bsr", "sliced_bsr", "symmetric_bsr"]
+
+
+def beside_image(store, device):
+    """The matrix of a store with the structure of its image, and the image."""
+    image = image_of_store(store, np.float32, device)
+    values = store.index.sizes["values"]
+    plan = plan_stream(store.index, 2 * max(values) + values[0], ring=Ring(slots=2, shared_structure=True))
+    structures = structures_of(image, store.index)
+    completed = completed_by(image, store)
+    return image, StreamedMatrix(completed, plan.storage_nbytes, device=device, plan=plan, structures=structures)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [HostStore, HostPlaneStore])
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_have_the_same_bits_and_move_values_only(device, kind, name):
+    device, matrix = Device(device), BEAM.matrix(name)
+    store = kind.create(row_slabs(matrix, 7))
+    x = device.asarray(np.random.default_rng(0).standard_normal(BEAM.unknowns))
+    assert can_be_joined(store.index)
+    with StreamedMatrix(store, store.index.nbytes // 2, ring=Ring(slots=2), device=device) as whole:
+        expected = [device.to_host(whole @ x) for _ in range(3)]
+
+    _, A = beside_image(store, device)
+    with A:
+        products = [device.to_host(A @ x) for _ in range(3)]
+        transfers = [number for sweep in range(3) for number in A.plan.schedule.transfers(sweep)]
+        moved = sum(store.index.sizes["values"][number] for number in transfers)
+        share = 0.5 if has_planes(store) else 1.0  # the image has one of the planes
+        assert len(A.plan.resident) == 1
+        assert A.plan.structure_nbytes == 0
+        assert A.bytes_streamed == pytest.approx(share * moved, abs=4096 * len(transfers))
+        A.reopen(A.store)
+        products.append(device.to_host(A @ x))
+        expected.append(expected[1])
+
+    if device.kind == "cuda" and name == "symmetric_bsr":  # whose products add up in the order of arrival
+        np.testing.assert_allclose(products, expected, rtol=1e-12, atol=1e-12 * abs(expected[0]).max())
+    else:
+        np.testing.assert_array_equal(products, expected)
+
+
+def test_column_indices_are_those_of_the_image_itself():
+    store = HostStore.create(row_slabs(BEAM.matrix("symmetric_bsr"), 7))
+    image = image_of_store(store, np.float32, Device("cpu"))
+    structures = structures_of(image, store.index)
+
+    assert len(structures) == 7
+    for number, structure in enumerate(structures):
+        buffer = aligned_buffer(store.index.sizes["structure"][number])
+        store.read_into(number, buffer, "structure")
+        stored = store.index.arrays(number, buffer, "structure")
+        assert np.shares_memory(structure["column_indices"], image.column_indices)
+        assert structure.keys() == stored.keys()
+        for array_name, array in structure.items():
+            np.testing.assert_array_equal(array, stored[array_name])
+            assert array.dtype == stored[array_name].dtype
+
+
+def test_a_plan_that_shares_a_structure_needs_it():
+    store = HostStore.create(row_slabs(BEAM.matrix("bsr"), 7))
+    plan = plan_stream(store.index, store.index.nbytes // 2, ring=Ring(shared_structure=True))
+    assert "structure   that of the image: only values move" in plan.explain()
+    assert plan.resident_nbytes + plan.streamed_nbytes == store.index.part_nbytes("values")
+
+    with pytest.raises(InputError, match="pass it as structures"):
+        StreamedMatrix(store, plan.storage_nbytes, plan=plan)
+    everything = plan_stream(store.index, store.index.nbytes, ring=Ring(shared_structure=True))
+    with StreamedMatrix(store, store.index.nbytes, plan=everything) as A:  # nothing is streamed
+        np.testing.assert_array_equal(A @ BEAM.load(), BEAM.matrix("bsr") @ BEAM.load())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["float32", "int16"])
+def test_a_prepared_system_shares_it_and_takes_new_values(device, precision):
+    A, b = scipy.sparse.csr_array(BEAM.matrix("csr").to_csr()), BEAM.load()
+    memory = int(0.8 * BEAM.matrix("symmetric_bsr").nbytes)
+    with prepare(A, memory=memory, precision=precision, device=device, coordinates=BEAM.mesh.coordinates()) as system:
+        assert system.matrix.plan.part == "values"
+        for factor in (1.0, 3.0, 0.5):
+            if factor != 1.0:
+                system.update(factor * A)
+            x = system.solve(b, rtol=1e-8).x
+            assert np.linalg.norm(b - factor * (A @ x)) <= 1e-8 * np.linalg.norm(b)
+        assert system.nbytes <= memory
