@@ -112,11 +112,11 @@ def measure(
 
 
 def _read_for_image(A: Any, streamed: StreamedMatrix, device: Device, image: int) -> int:
-    """Return the bytes that were moved to make an image, of so many bytes."""
+    """Return the bytes that were moved to make an image, of so many bytes, beside those that were streamed."""
     if has_planes(A):  # of which it has read one
         return int(HighWords(A).index.nbytes)
     moves = isinstance(A, FileStore) or device.kind == "cuda"
-    return int(streamed.store.index.nbytes) if moves else image  # rounded on the host, where A lies
+    return int(streamed.store.index.part_nbytes("structure")) if moves else image  # rounded on the host, where A lies
 
 
 def large(side: int, device: Device, limits: dict[str, float]) -> list[dict[str, Any]]:

@@ -127,7 +127,7 @@ ADDITIONS = {
         except ImportError:
             from plugged import CompressedStore
         plain = HostStore.create(beam.subdivisions(3))
-        result = penstock.solve(CompressedStore(plain), b, memory=plain.index.nbytes * 2 // 3, device="cpu")
+        result = penstock.solve(CompressedStore(plain), b, memory=plain.index.nbytes // 2, device="cpu")
         assert result.converged and result.bytes_streamed > 0
         """,
     ),

@@ -367,8 +367,6 @@ class Experiment(Section):
             raise ValueError(
                 "parallel: mpi assembles on arrival what is streamed; give memory.budget, or leave out memory.matrix"
             )
-        if self.memory.precision != "float64":
-            raise ValueError("parallel: mpi has no images in fewer digits; leave out memory.precision")
         if self.material.samples is not None:
             raise ValueError("parallel: mpi solves one system; leave out material.samples")
         if not PRECONDITIONERS[self.solver.chosen].works_on_ranks:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.distributed import (
+    DistributedImage,
     DistributedMatrix,
     DistributedStreamedMatrix,
     MpiCommunicator,
@@ -18,11 +19,17 @@ from penstock.distributed import (
     RowPartition,
 )
 from penstock.driver.open_system import AnyResult, OpenSystem
+from penstock.driver.opening import WithImage
 from penstock.driver.progress import Reporter
-from penstock.driver.request import Placement, Request, Resident
+from penstock.driver.request import Placement, Request
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.loads import right_hand_sides
-from penstock.experiments.cantilever.matrix_storage import place_experiment, plan_experiment, resident_format
+from penstock.experiments.cantilever.matrix_storage import (
+    place_experiment,
+    place_with_image,
+    plan_experiment,
+    resident_format,
+)
 from penstock.experiments.cantilever.ranked_storage import couplings_of_rank, open_rank_store, planes_of
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint
@@ -32,7 +39,8 @@ from penstock.host.folders import scratch_folder
 from penstock.solvers import CoarseBlockCgState, CoarseCgState
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import Array, InputError, Operator
-from penstock.streaming import StreamedMatrix, StreamPlan
+from penstock.streaming import LinkRates, StreamedMatrix
+from penstock.streaming.image import image_and_matrix
 
 _PASSED_NBYTES = 256 << 20  # of the solution, from a rank to the first one at once
 
@@ -92,6 +100,7 @@ class RankedRun(SingleRun):
 
     def place(self, request: Request) -> Placement:
         """Plan on the first rank, for the most planes that a rank has; others follow when it has compiled the kernels."""
+        self._leave_image(request)
         with self.reporter.part("plan"):
             return self._placed(request)
 
@@ -99,32 +108,51 @@ class RankedRun(SingleRun):
         """Return the decisions that all ranks make together."""
         planes = [planes_of(self.experiment, self.partition.of(rank)) for rank in range(self.rank_count)]
         counts = [part.stop - part.start for part in planes]
-        streams = self.experiment.memory.budget is not None
+        streams, rates = self.experiment.memory.budget is not None, None
         with self.communicator.together():
             if streams and min(counts) < 2:
                 raise InputError(
                     f"{self.rank_count} ranks are too many for {sum(counts)} planes of nodes; to stream, each needs two"
                 )
             if not self.communicator.rank:
-                most = self._planned(self.experiment.of_planes(max(counts)) if streams else self.experiment)
-                self._settle(place_experiment(self.experiment, request, most))
-        decided = None if self.communicator.rank else (self.experiment, most.rates)
-        self.experiment, rates = self.communicator.of_all(decided)[0]
+                rates = self._settle_for(max(counts), min(counts), request) if streams else self._settled(request)
+        self.experiment, rates = self.communicator.of_all((self.experiment, rates))[0]
+        request = dataclasses.replace(request, precision=self.experiment.memory.precision)
         with self.communicator.together():
             own = self.experiment.of_planes(counts[self.communicator.rank]) if streams else self.experiment
-            placement = place_experiment(self.experiment, request, plan_experiment(own, rates))
-        return dataclasses.replace(
-            placement, spec=self._preconditioner(), room_nbytes=self._room_nbytes(placement.plan)
-        )
+            placement = place_with_image(own, request)
+            placement = placement or place_experiment(self.experiment, request, plan_experiment(own, rates))
+        return dataclasses.replace(placement, spec=self._preconditioner(), room_nbytes=self._room_nbytes(placement))
+
+    def _settle_for(self, most: int, fewest: int, request: Request) -> LinkRates | None:
+        """Plan for the most planes that a rank has, in no more subdivisions than those with the fewest can be cut into."""
+        asked = self.experiment
+        rates = self._settled(request, asked.of_planes(most))
+        decided = self.experiment.memory
+        limit = asked.of_planes(fewest).cantilever().largest_cut(decided.format)
+        if asked.memory.subdivisions is None and decided.subdivisions is not None and decided.subdivisions > limit:
+            self.experiment = asked.changed(memory={"format": decided.format, "subdivisions": limit})
+            rates = self._settled(request, self.experiment.of_planes(most))
+        return rates
+
+    def _settled(self, request: Request, of_rank: Experiment | None = None) -> LinkRates | None:
+        """Write down the decisions for the matrix, or the rows of a rank, and return the rates that they rest on."""
+        placement = place_with_image(of_rank or self.experiment, request)
+        if placement is None:
+            plan = self._planned(of_rank or self.experiment)
+            placement = place_experiment(self.experiment, request, plan)
+        self._settle(placement)
+        return placement.plan_of_store.rates
 
     def _announce(self, placement: Placement) -> None:
         with self.communicator.together():  # all ranks refuse what one has no room for
             super()._announce(placement)
             placement.check_room(self.device)
 
-    def _room_nbytes(self, plan: StreamPlan | Resident) -> int:
+    def _room_nbytes(self, placement: Placement) -> int:
         """Return the bytes for the rows of the ranks that share this device's memory."""
-        nbytes = plan.storage_nbytes + plan.workspace_nbytes
+        nbytes = placement.plan.storage_nbytes + placement.plan.workspace_nbytes
+        nbytes += 0 if placement.image is None else placement.image.plan.storage_nbytes
         sharing, unknowns = (self.communicator.host_ranks if self.device.kind == "cpu" else 1), self.cantilever.unknowns
         own, spec = self.own.stop - self.own.start, self.experiment.preconditioner
         each = spec.replicated_nbytes(unknowns)
@@ -132,16 +160,26 @@ class RankedRun(SingleRun):
             return sharing * (nbytes - spec.replicated_nbytes(own) + each)
         return int((nbytes - each) * min(unknowns, sharing * own) // unknowns + sharing * each)
 
-    def _stored(self, placement: Placement, resources: contextlib.ExitStack) -> Operator:
-        """Build and open the square of this rank's rows, which is streamed; their couplings stay in memory."""
+    def _stored(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | WithImage:
+        """Build and open the square of this rank's rows, which is streamed; couplings and an image stay in memory."""
         plan = placement.plan_of_store
         couplings = couplings_of_rank(self.experiment, self.partition, self.communicator, self.device)
         path = self._checkpoint.parent / f"{self.folder.matrix.name}-of-rank-{self.communicator.rank}"
         with self.communicator.together():
-            store = open_rank_store(self.experiment, plan, self.own, self.device, path, self.reporter, resources)
-            with self.reporter.stage("open"):
-                square = resources.enter_context(StreamedMatrix(store, self._budget(), device=self.device, plan=plan))
-        return DistributedStreamedMatrix(square, couplings, self.communicator)
+            planes, of = placement.wants_planes, (self.device, path, self.reporter, resources)
+            store = open_rank_store(self.experiment, plan, self.own, *of, planes=planes)
+            if placement.image is None:
+                with self.reporter.stage("open"):
+                    square = StreamedMatrix(store, self._budget(), device=self.device, plan=plan)
+            else:
+                with self.reporter.stage("image"):
+                    of_image = (np.dtype(placement.precision), plan, self._budget(), self.device)
+                    image, square = image_and_matrix(store, *of_image)
+            resources.enter_context(square)
+        A = DistributedStreamedMatrix(square, couplings, self.communicator)
+        if placement.image is None:
+            return A
+        return WithImage(DistributedImage(image, A.couplings, self.communicator), A)
 
     def _traffic(self, A: Operator, state: SolverState) -> tuple[int, int]:
         """Return the sweeps of this rank, and the bytes that all ranks streamed. Collective."""
@@ -197,7 +235,7 @@ class RankedRun(SingleRun):
 
     def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:
         """Report on the first rank, to which the others pass their rows of the solution."""
-        nbytes = system.decided.stream_plan.index.nbytes  # of the whole matrix, unless each rank streams its square
+        nbytes = system.decided.plan_of_store.index.nbytes  # of the whole matrix, unless each rank streams its square
         streams = self.experiment.memory.budget is not None
         self._all_nbytes = sum(self.communicator.of_all(nbytes)) if streams else nbytes
         [last] = self.partition.owners(np.array([self.partition.rows - 1]))

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.driver.inputs import GivenMatrix, GivenVectors
 from penstock.driver.open_system import AnyResult, OpenSystem
-from penstock.driver.opening import nearest
+from penstock.driver.opening import WithImage, nearest
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
 from penstock.experiments.cantilever.configuration import Experiment
@@ -88,12 +88,16 @@ class SingleRun(Run):
 
     def place(self, request: Request) -> Placement:
         """Plan the run; without an image of the matrix, compile the kernels of the CPU that are not cached, too."""
-        if request.precision == "float64" != self.experiment.memory.precision:  # an image was unfit: without its cut
-            self.experiment = self._asked_for.changed(memory={"precision": "float64"})
-            shutil.rmtree(self.folder.matrix, ignore_errors=True)
+        self._leave_image(request)
         with self.reporter.part("plan"):
             with_image = place_with_image(self.experiment, request)
             return with_image or place_experiment(self.experiment, request, self._planned(self.experiment))
+
+    def _leave_image(self, request: Request) -> None:
+        """Plan anew where an image was unfit: without its cut."""
+        if request.precision == "float64" != self.experiment.memory.precision:
+            self.experiment = self._asked_for.changed(memory={"precision": "float64"})
+            shutil.rmtree(self.folder.matrix, ignore_errors=True)
 
     def _planned(self, experiment: Experiment) -> StreamPlan:
         with start_compilation(self.experiment) as compilation:
@@ -137,16 +141,16 @@ class SingleRun(Run):
         self.experiment = self.experiment.changed(**sections)
         self.folder.write_configuration(resolved(self.experiment))
 
-    def make(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store:
+    def make(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store | WithImage:
         """Assemble the matrix in memory, or build or open the store from which it is streamed."""
         if self.experiment.memory.budget is not None:
             return self._stored(placement, resources)
         with self.reporter.stage("assemble"):
             return self._assembled()
 
-    def _stored(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store:
+    def _stored(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store | WithImage:
         """Build or open the store from which the matrix is streamed."""
-        plan, planes = placement.plan_of_store, placement.image is not None and placement.precision == "float32"
+        plan, planes = placement.plan_of_store, placement.wants_planes
         store = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter, planes=planes)
         return store if self.experiment.memory.devices is None else self._shared(store, plan, resources)
 

@@ -16,6 +16,7 @@ from penstock.experiments.reporting.checkpoint import Checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.solvers import BlockSolveResult, SolveResult, StopReason
 from penstock.spmv import Array, Operator, SweptOperator, VectorSpace
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, SweptMatrix
 
@@ -130,11 +131,9 @@ def _sweep_of_powers(A: StreamedMatrix, x: Array) -> Callable[[], object]:
 def record_sweep(folder: ResultsFolder, system: OpenSystem, result: AnyResult) -> None:
     """Record the times of transfers and kernels in one additional sweep like those of the solve, which recording would slow."""
     A, placement = system.matrix, system.decided
-    if (
-        not isinstance(A, SweptOperator)
-        or not placement.plan_of_matrix.slots
-        or reason_of(result) is StopReason.STOPPED
-    ):
+    if not isinstance(A, SweptOperator) or reason_of(result) is StopReason.STOPPED:
+        return
+    if not communicator_of(A).largest(placement.plan_of_matrix.slots):  # the squares of some ranks may fit
         return
     x = A.device.asarray(result.x, dtype=A.dtype)
     if x.ndim > 1:

@@ -38,6 +38,7 @@ from penstock.spmv import (
     device_of,
     format_nbytes,
 )
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.formats.pattern import Pattern
 from penstock.spmv.reordered import Reordered
 from penstock.spmv.unchecked import UncheckedEntries
@@ -87,7 +88,7 @@ class OpenSystem:
     pattern: Pattern | None = None  # of the caller's matrix, for updates of its values
     borrowed: bool = False  # whether the values are used where the caller has them
     held: HeldStore = field(default_factory=HeldStore)  # the store that was made for it
-    streamed: StreamedMatrix | None = None  # the matrix, if A is an image of it
+    streamed: SweptOperator | None = None  # the matrix, if A is an image of it
     of_store: bool = False  # whether that was opened from a store of the caller
     source: Any = None  # what made the matrix, if it was made where it is used
     look: Any = None  # at how long a factorisation takes, for all solves
@@ -134,7 +135,7 @@ class OpenSystem:
 
     def uses(self, values: Array) -> bool:
         """Return whether the stored matrix shares memory with an array of values."""
-        store = None if self.streamed is None else self.streamed.store
+        store = getattr(self.streamed, "store", None)
         for stored in (self.stored, getattr(store, "source", None)):
             if stored is not None and stored.device == device_of(values):
                 xp = stored.device.xp
@@ -155,7 +156,7 @@ class OpenSystem:
             ]
         else:
             lines = [self.placement.explain(), f"{'device':<11} {self.A.device}"]
-        store = None if self.streamed is None else self.streamed.store
+        store = getattr(self.streamed, "store", None)
         if isinstance(store, CompletedStore):
             lines.append(
                 f"{'planes':<11} residuals read the low words of the values, which complete those of the image"
@@ -204,10 +205,12 @@ class OpenSystem:
 
     def check_image(self) -> None:
         """Say that an image is unfit if its values have left the range of float32."""
-        if self.streamed is not None and isinstance(self.A, SparseMatrix):
-            with self.A.device.current():
-                if not has_image(self.A.diagonal_blocks(1), self.A.device):
-                    raise ImageUnfitError("values leave the range of float32")
+        A: Any = self.A
+        if self.streamed is not None:
+            with A.device.current():
+                leaves = not has_image(A.diagonal_blocks(1), A.device)
+            if communicator_of(A).largest(float(leaves)):
+                raise ImageUnfitError("values leave the range of float32")
 
     def use_instead(self, spec: PreconditionerSpec, why: str) -> str:
         """Make another preconditioner, and use it; keep this one and return why if it cannot be made."""
@@ -380,7 +383,6 @@ class OpenSystem:
         """Solve with the stored matrix, in its order; columns that do not fit together one block after another."""
         A, device, order, solve = self.A, self.A.device, self.order, self.request.chosen_method.solve
         if self.streamed is not None:
-            assert isinstance(A, SparseMatrix)
             solve = partial(solve_by_image, solve, self.streamed, verify=self.request.verify)
         one_block = self.request.one_block
         if b.columns == 1 and not one_block:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from penstock.driver.progress import Reporter, Stage
 from penstock.driver.request import ImagePlacement, Placement, Request, Resident
 from penstock.host.folders import scratch_folder
 from penstock.solvers.image_solve import image_of
-from penstock.spmv import CPU, BudgetError, CsrMatrix, Device, Operator, SparseMatrix, format_nbytes
+from penstock.spmv import CPU, BudgetError, CsrMatrix, Device, Operator, SparseMatrix, SweptOperator, format_nbytes
 from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, case_name
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.pattern import Pattern
@@ -43,7 +43,7 @@ from penstock.streaming import (
     reach_of,
     reach_of_store,
 )
-from penstock.streaming.image import completed_by, image_of_store, structures_of
+from penstock.streaming.image import image_and_matrix
 from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 from penstock.streaming.stores.host_planes import copy_in_memory, is_in_memory
@@ -56,14 +56,21 @@ _REWRITE = 5
 _Opening = Generator[Placement, None, OpenSystem]
 
 
+class WithImage(NamedTuple):
+    """An image in memory, of one process or of ranks, and the matrix that is streamed for residuals."""
+
+    image: Operator
+    matrix: SweptOperator
+
+
 class MatrixSource(Protocol):
     """A matrix that does not exist yet: it is planned, and made where it is used."""
 
     def place(self, request: Request) -> Placement:
         """Decide how the matrix is used."""
 
-    def make(self, placement: Placement, resources: ExitStack) -> Operator | Store:
-        """Return the matrix on its device, or a store from which it is streamed."""
+    def make(self, placement: Placement, resources: ExitStack) -> Operator | Store | WithImage:
+        """Return the matrix on its device, or a store from which it is streamed, or both an image and the matrix."""
 
 
 @contextmanager
@@ -181,7 +188,9 @@ class _Opener:
         placement = source.place(self.request)
         yield placement
         made = source.make(placement, self.resources)
-        if placement.image is not None:
+        if isinstance(made, WithImage):
+            system = self._with_streamed(made, placement)
+        elif placement.image is not None:
             system = self._with_image(placement, placement.image, cast(Store, made))
         elif hasattr(made, "apply"):
             system = self._system(cast(Operator, made), placement)
@@ -253,20 +262,19 @@ class _Opener:
         if store is None:
             assert whole is not None, "a matrix in memory is converted"
             store = self._store_of(whole, image.plan, planes=placement.precision == "float32")
-        precision = np.dtype(placement.precision)
+        precision, A = np.dtype(placement.precision), None
         store = self._near(store, image.plan, of_caller=of_caller, planes=True)
         with self.reporter.stage("image"):
             if whole is not None and device.kind == "cpu":  # a GPU rounds what arrives faster than a host
                 A = image_of(whole, precision)
-            else:
-                A = image_of_store(store, precision, device)
-        with self.reporter.stage("open"):
-            budget, structures = MemoryBudget(max(1, image.plan.storage_nbytes)), structures_of(A, store.index)
-            streamed = self.resources.enter_context(
-                StreamedMatrix(completed_by(A, store), budget, device=device, plan=image.plan, structures=structures)
-            )
-        system = self._system(A, replace(placement, image=replace(image, matrix=None)))
-        system.streamed, system.of_store = streamed, of_caller
+            budget = MemoryBudget(max(1, image.plan.storage_nbytes))
+            made = WithImage(*image_and_matrix(store, precision, image.plan, budget, device, A))
+            self.resources.enter_context(cast(StreamedMatrix, made.matrix))
+        return self._with_streamed(made, replace(placement, image=replace(image, matrix=None)), of_caller)
+
+    def _with_streamed(self, made: WithImage, placement: Placement, of_caller: bool = False) -> OpenSystem:
+        system = self._system(made.image, placement)
+        system.streamed, system.of_store = made.matrix, of_caller
         system.check_image()
         return system
 

@@ -243,6 +243,11 @@ class Placement:
         return self.plan.precision if isinstance(self.plan, Resident) else "float64"
 
     @property
+    def wants_planes(self) -> bool:
+        """Whether a store on disk is written in two planes, the first of which is the image."""
+        return self.image is not None and self.precision == "float32"
+
+    @property
     def plan_of_matrix(self) -> StreamPlan | Resident:
         """The plan of the matrix itself, if ``plan`` is that of an image."""
         return self.plan if self.image is None else self.image.plan

@@ -203,7 +203,7 @@ def _reopen(system: OpenSystem, A: StreamedMatrix, store: Store) -> None:
 
 def _stream_beside_image(image: SparseMatrix, A: StreamedMatrix, store: Store) -> None:
     if has_planes(store):  # of which an image in float32 is a part of the matrix
-        _copy_values(image, image_of_store(store, image.values_dtype, A.device))
+        _copy_values(image, image_of_store(store, image.values_dtype, A.device, image.arrays()))
         A.reopen(completed_by(image, store))
     else:
         A.reopen(store)

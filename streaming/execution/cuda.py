@@ -19,7 +19,7 @@ from penstock.streaming.planning.estimate import LANES
 from penstock.streaming.planning.schedule import Compute, Copy, Release, Step
 from penstock.streaming.planning.timeline import Span, SpanKind, Timeline
 from penstock.streaming.stores.base import PageLockable
-from penstock.streaming.stores.buffers import aligned_buffer
+from penstock.streaming.stores.loading import load_part
 from penstock.streaming.stores.made_store import makes_on
 from penstock.streaming.stores.matrix_index import Part
 from penstock.streaming.stores.planes import CompletedOnArrival
@@ -88,15 +88,7 @@ class CudaExecutor:
 
     def load(self, number: int, buffer: Array, part: Part) -> None:
         """Read a part of a subdivision into a resident buffer."""
-        if self._made is not None:
-            self._made.make_into(number, buffer, part)
-        elif self._direct is not None:
-            for offset, piece in self._direct.segments(number, part):
-                buffer[offset : offset + piece.nbytes].set(piece)
-        else:
-            host = aligned_buffer(self._index.subdivisions[number].part_nbytes(part))
-            self.store.read_into(number, host, part)
-            buffer[: host.nbytes].set(host)
+        load_part(self.store, number, buffer, part, self._device)
         if self._completed is not None:
             self._completed.complete(number, buffer, part, self._scratch)
 

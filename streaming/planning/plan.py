@@ -111,8 +111,8 @@ class StreamPlan:
 
     @property
     def shared_structure(self) -> bool:
-        """Whether another matrix on the device has offsets and column indices, and only values are streamed."""
-        return self.ring.shared_structure and self.slots > 0
+        """Whether another matrix on the device has offsets and column indices, and only values are held or streamed."""
+        return self.ring.shared_structure
 
     def nbytes_of(self, number: int) -> int:
         """Return the bytes of a subdivision that are streamed."""
@@ -370,7 +370,7 @@ def plan_stream(
         raise InputError(f"reach must be a whole number, at least 1; got reach={reach}")
     budget_nbytes = 0 if budget is None else parse_nbytes(budget)
     plan = StreamPlan(index, budget_nbytes, workload, ring, reach=reach, rates=rates)
-    if budget is not None and index.nbytes <= budget_nbytes:
+    if budget is not None and index.part_nbytes("values" if plan.shared_structure else "whole") <= budget_nbytes:
         return replace(plan, resident=frozenset(range(len(index.subdivisions))))
     plan = replace(plan, slots=ring.slots or 2)  # from here on only the streamed part of a subdivision counts
     sizes = index.sizes[plan.part]

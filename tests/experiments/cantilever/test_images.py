@@ -148,8 +148,6 @@ def test_what_cannot_be_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=told):
             experiment(**changes)
-    with pytest.raises(ValueError, match="mpi has no images"):
-        Experiment.model_validate({**DESCRIBED, "parallel": "mpi"})
 
 
 def test_an_image_that_a_method_has_no_use_for_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Ranks run an experiment together: ``mpiexec -n 3 penstock run FILE.yaml`` with ``parallel: mpi``."""
 
 import json
+import sys
 
 import h5py
 import numpy as np
@@ -133,6 +134,77 @@ def test_ranks_assemble_their_rows_on_arrival_and_others_go_on(write, tmp_path):
     assert "in their slots" in (folder / "plan.txt").read_text()
     expected = field_of(tmp_path / "alone")
     assert np.allclose(field_of(folder), expected, rtol=0, atol=1e-6 * abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("precision", "budget", "used"), [("auto", "330 KiB", "int16"), ("float32", "600 KiB", "float32")]
+)
+def test_ranks_hold_images_of_their_rows_and_others_go_on(precision, budget, used, write, tmp_path):
+    folder, model = tmp_path / "out", {"nodes": [31, 6, 6]}
+    run_experiment(Experiment.model_validate({**CONTENT, "model": model}), tmp_path / "alone")
+    solver = {"preconditioner": "smoothed_aggregation", "maxiter": 6}
+    memory = {"budget": budget, "precision": precision}
+
+    first = command(2, "run", write(parallel="mpi", model=model, solver=solver, memory=memory), "--output", folder)
+    assert first.returncode == 1, first.stderr
+    second = command(3, "run", "--resume", folder, "--maxiter", "500")
+
+    assert second.returncode == 0, second.stderr
+    found, alone = result_of(folder), result_of(tmp_path / "alone")
+    assert found["converged"]
+    assert found["true_residual"] <= 1e-8
+    assert (found["ranks"], found["precision"]) == (3, used)
+    assert found["sweeps"] <= 10 < found["iterations"]
+    assert 0 < found["image_nbytes"] < found["peak_budget_nbytes"] <= found["budget_nbytes"]
+    assert f"an image of the matrix in {used}" in (folder / "plan.txt").read_text()
+    expected = field_of(tmp_path / "alone")
+    assert np.allclose(field_of(folder), expected, rtol=0, atol=1e-6 * abs(expected).max())
+    assert not list(folder.glob("matrix*"))
+    assert found["unknowns"] == alone["unknowns"]
+
+
+def test_ranks_end_together_where_the_rows_of_some_fit_their_budget(write, tmp_path):
+    model, memory = {"nodes": [5, 12, 12]}, {"budget": "260 KiB", "format": "symmetric_bsr"}
+
+    run = command(2, "run", write(parallel="mpi", model=model, memory=memory), "--output", tmp_path / "out")
+
+    assert run.returncode == 0, run.stderr
+    assert "resident    everything" in (tmp_path / "out" / "plan.txt").read_text()  # of the first rank, with two planes
+    assert result_of(tmp_path / "out")["bytes_streamed"] > 0  # by the other one, with three
+    assert (tmp_path / "out" / "timeline.json").exists()
+
+
+UNFIT = """
+import contextlib, sys
+from penstock.driver.opening import open_system
+from penstock.experiments import read_experiment, run_experiment
+from penstock.experiments import run as run_module
+from penstock.solvers.image_solve import ImageUnfitError
+
+@contextlib.contextmanager
+def open_unfit(*given, **options):
+    with open_system(*given, **options) as system:
+        if system.streamed is not None:
+            raise ImageUnfitError("it is too coarse")
+        yield system
+
+run_module.open_system = open_unfit
+run_experiment(read_experiment(sys.argv[1]), sys.argv[2])
+"""
+
+
+def test_ranks_leave_an_unfit_image_together(write, tmp_path):
+    folder, script, model = tmp_path / "out", tmp_path / "unfit.py", {"nodes": [31, 6, 6]}
+    script.write_text(UNFIT)
+    memory = {"budget": "330 KiB", "precision": "auto"}
+
+    run = launch(2, sys.executable, script, write(parallel="mpi", model=model, memory=memory), folder)
+
+    assert run.returncode == 0, run.stderr
+    found = result_of(folder)
+    assert (found["converged"], found["precision"], found["ranks"]) == (True, "float64", 2)
+    assert "image" not in (folder / "plan.txt").read_text()
+    assert not (folder / "checkpoint.npz").exists()
 
 
 def test_pictures_without_a_field_are_drawn_by_one_rank(write, tmp_path):
