@@ -56,6 +56,8 @@ class Run(ABC):
     settings_file: Path | None = None
     #: Whether a solve that was stopped is reported too; otherwise it leaves its checkpoint only.
     reports_stopped: ClassVar[bool] = False
+    #: Whether it goes on from what an earlier run has left.
+    resumes: bool = False
     #: What a user can do if a run cannot be resumed with these settings.
     advice: ClassVar[str]
 
@@ -85,6 +87,7 @@ class Run(ABC):
 
     def _run(self, *, resume: bool) -> StopReason:
         """Open the system, solve and report, except for what all of this takes."""
+        self.resumes = resume
         matrix, request = self._asked()
         if resume:
             with self.reporter.stage("read"):
@@ -109,7 +112,7 @@ class Run(ABC):
                 with self.reporter.part("writing"):
                     self._keep(result, spent)
                 if reason is not StopReason.STOPPED or self.reports_stopped:
-                    if isinstance(system.A, SweptOperator) and system.A.bytes_streamed:
+                    if isinstance(system.matrix, SweptOperator) and system.matrix.bytes_streamed:
                         self._finish_writing()  # transfers are recorded without another one beside them
                     with self.reporter.part("recording"):
                         record_sweep(self.folder, system, result)

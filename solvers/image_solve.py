@@ -282,6 +282,7 @@ class _Refinement:
     def _take_note(self, result: SolveResult | BlockSolveResult) -> None:
         """Count the iterations of a solve with the image, and refuse an image that breaks it down."""
         self.iterations += result.iterations
+        self.halted = communicator_of(self.A).largest(float(self.halted)) > 0  # ranks halt together
         unfit = next((column.reason for column in result.columns if column.reason in _UNFIT), None)
         if unfit is not None:
             raise self._unfit(f"a solve with it ended as {unfit.name.lower().replace('_', ' ')}")
@@ -436,8 +437,7 @@ class _Refinement:
         """Ask the caller's monitor, whose state to resume from is that of the first solve."""
         if self.monitor is None or self.seen is None:
             return False
-        running = self._running()
-        scale = float((self.norms[running] / self.scales[running]).max())
+        scale = float((self.norms / self.scales)[self._running()].max())
         seconds, moved = time.perf_counter() - self.began, self.A.bytes_streamed - self.before[1]
         of_both = self.iterations + record.iteration, scale * record.residual_norm
         self.halted = bool(self.monitor(IterationRecord(*of_both, seconds, moved, self.seen.state)))

@@ -35,9 +35,9 @@ def can_be_joined(index: MatrixIndex) -> bool:
 
 
 def image_nbytes(index: MatrixIndex, values_dtype: Any) -> int:
-    """Return the bytes of the image of a stored matrix of float64, and of the structure that it shares with that.
+    """Return the bytes of the image of a stored matrix of float64, with the structure that the two share.
 
-    Without corrections of its diagonal.
+    Corrections of the diagonal are not among them.
     """
     fields = [field for subdivision in index.subdivisions for field in subdivision.fields]
     # Offsets of the whole matrix have 64 bits, and those of subdivisions are held beside them.
@@ -75,9 +75,10 @@ def image_and_matrix(
     device: Device,
     image: SparseMatrix | None = None,
 ) -> tuple[SparseMatrix, StreamedMatrix]:
-    """Return an image of a stored matrix, or that which there is, and the matrix, streamed beside it with the structure of both.
+    """Return an image of a stored matrix, which is made unless it is given, and the matrix itself, which is streamed.
 
-    Offsets and column indices are read once, and both have them. Of two planes the image reads the high words.
+    The two share offsets and column indices, which are read once; the plan is one with ``Ring(shared_structure=True)``. Of a
+    store of two planes the image reads the high words. A matrix that has no image of this type is refused.
     """
     structure = structure_of_store(store, device) if image is None else image.arrays()
     if image is None and has_planes(store):
@@ -163,7 +164,10 @@ def image_of_streamed(
             f"a matrix stored in {index.format_name} with {index.block_size} a block has no image in {dtype}"
         )
     corrected, size = index.format_name == SymmetricImageMatrix.of_format, index.block_size
-    arrays = {**_joined_arrays(index, dtype, A.device, "whole" if structure is None else "values"), **(structure or {})}
+    arrays = _joined_arrays(index, dtype, A.device, "whole" if structure is None else "values")
+    for field in index.subdivisions[0].fields:
+        if structure is not None and field.part == "structure":
+            arrays[field.name] = structure[field.name]
     starts = _starts(index)
     if corrected:
         exponents = xp.zeros(arrays["column_indices"].size if dtype == np.int16 else 0, dtype=np.uint8)

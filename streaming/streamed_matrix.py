@@ -128,19 +128,24 @@ class StreamedMatrix(SweptMatrix):
         self.plan = plan or plan_stream(index, available, workload, ring)
         if not self.plan.index.same_layout(index):
             raise InputError("the plan was made for another cut of the matrix; plan again from store.index")
-        if self.plan.shared_structure and structures is None:
-            raise InputError("the plan shares the structure of another matrix; pass it as structures")
+        _check_structures(structures, self.plan)
         self.shape = index.shape
         self.dtype = np.dtype(index.dtype)
         self._stall_seconds, self._executor = stall_seconds, executor
-        self._structures = structures if self.plan.shared_structure else None
+        self._structures = structures
         self._replayed: tuple[Array, Array] | None = None
         self._sweeper = self._sweeper_of(store)
 
     def _sweeper_of(self, store: Store) -> Sweeper:
-        of = (store, self.plan, self.budget, self.device)
-        how: dict[str, Any] = {"stall_seconds": self._stall_seconds, "executor": self._executor}
-        return Sweeper(*of, structures=self._structures, **how)
+        return Sweeper(
+            store,
+            self.plan,
+            self.budget,
+            self.device,
+            stall_seconds=self._stall_seconds,
+            executor=self._executor,
+            structures=self._structures,
+        )
 
     def reopen(self, store: Store) -> None:
         """Continue with the present values of a store: that of this matrix, refilled, or another one with the same structure.
@@ -394,3 +399,17 @@ class StreamedMatrix(SweptMatrix):
         blocks = self.device.xp.zeros((count, size, size), dtype=self.dtype)
         self.visit_slabs(lambda first_row, slab: slab.add_diagonal_blocks(first_row, blocks))
         return blocks
+
+
+def _check_structures(structures: Structures | None, plan: StreamPlan) -> None:
+    """Refuse offsets and column indices that a plan has no use for, or that are not those of its subdivisions."""
+    if (structures is not None) != plan.shared_structure:
+        raise InputError("structures= go with a plan of Ring(shared_structure=True), and such a plan with structures=")
+    if structures is None:
+        return
+    wanted = [
+        {field.name: (field.shape, field.dtype) for field in subdivision.fields if field.part == "structure"}
+        for subdivision in plan.index.subdivisions
+    ]
+    if wanted != [{name: (array.shape, str(array.dtype)) for name, array in of.items()} for of in structures]:
+        raise InputError("structures= are not the offsets and column indices of the subdivisions of this matrix")

@@ -39,7 +39,7 @@ from penstock.host.folders import scratch_folder
 from penstock.solvers import CoarseBlockCgState, CoarseCgState
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import Array, InputError, Operator
-from penstock.streaming import LinkRates, StreamedMatrix
+from penstock.streaming import LinkRates, MemoryBudget, StreamedMatrix
 from penstock.streaming.image import image_and_matrix
 
 _PASSED_NBYTES = 256 << 20  # of the solution, from a rank to the first one at once
@@ -115,7 +115,9 @@ class RankedRun(SingleRun):
                     f"{self.rank_count} ranks are too many for {sum(counts)} planes of nodes; to stream, each needs two"
                 )
             if not self.communicator.rank:
-                rates = self._settle_for(max(counts), min(counts), request) if streams else self._settled(request)
+                rates = (
+                    self._decide_for_ranks(max(counts), min(counts), request) if streams else self._decide_for(request)
+                )
         self.experiment, rates = self.communicator.of_all((self.experiment, rates))[0]
         request = dataclasses.replace(request, precision=self.experiment.memory.precision)
         with self.communicator.together():
@@ -124,19 +126,19 @@ class RankedRun(SingleRun):
             placement = placement or place_experiment(self.experiment, request, plan_experiment(own, rates))
         return dataclasses.replace(placement, spec=self._preconditioner(), room_nbytes=self._room_nbytes(placement))
 
-    def _settle_for(self, most: int, fewest: int, request: Request) -> LinkRates | None:
+    def _decide_for_ranks(self, most: int, fewest: int, request: Request) -> LinkRates | None:
         """Plan for the most planes that a rank has, in no more subdivisions than those with the fewest can be cut into."""
         asked = self.experiment
-        rates = self._settled(request, asked.of_planes(most))
+        rates = self._decide_for(request, asked.of_planes(most))
         decided = self.experiment.memory
         limit = asked.of_planes(fewest).cantilever().largest_cut(decided.format)
         if asked.memory.subdivisions is None and decided.subdivisions is not None and decided.subdivisions > limit:
             self.experiment = asked.changed(memory={"format": decided.format, "subdivisions": limit})
-            rates = self._settled(request, self.experiment.of_planes(most))
+            rates = self._decide_for(request, self.experiment.of_planes(most))
         return rates
 
-    def _settled(self, request: Request, of_rank: Experiment | None = None) -> LinkRates | None:
-        """Write down the decisions for the matrix, or the rows of a rank, and return the rates that they rest on."""
+    def _decide_for(self, request: Request, of_rank: Experiment | None = None) -> LinkRates | None:
+        """Plan for the matrix, or the rows of a rank, write down the decisions, and return the rates that they rest on."""
         placement = place_with_image(of_rank or self.experiment, request)
         if placement is None:
             plan = self._planned(of_rank or self.experiment)
@@ -153,7 +155,8 @@ class RankedRun(SingleRun):
         """Return the bytes for the rows of the ranks that share this device's memory."""
         nbytes = placement.plan.storage_nbytes + placement.plan.workspace_nbytes
         nbytes += 0 if placement.image is None else placement.image.plan.storage_nbytes
-        sharing, unknowns = (self.communicator.host_ranks if self.device.kind == "cpu" else 1), self.cantilever.unknowns
+        sharing = self.communicator.host_ranks if self.device.kind == "cpu" else 1
+        unknowns = self.cantilever.unknowns
         own, spec = self.own.stop - self.own.start, self.experiment.preconditioner
         each = spec.replicated_nbytes(unknowns)
         if self.experiment.memory.budget is not None:  # the plan is for the rows of this rank
@@ -166,17 +169,25 @@ class RankedRun(SingleRun):
         couplings = couplings_of_rank(self.experiment, self.partition, self.communicator, self.device)
         path = self._checkpoint.parent / f"{self.folder.matrix.name}-of-rank-{self.communicator.rank}"
         with self.communicator.together():
-            planes, of = placement.wants_planes, (self.device, path, self.reporter, resources)
-            store = open_rank_store(self.experiment, plan, self.own, *of, planes=planes)
+            store = open_rank_store(
+                self.experiment,
+                plan,
+                self.own,
+                self.device,
+                path,
+                self.reporter,
+                resources,
+                in_planes=placement.wants_planes,
+            )
             if placement.image is None:
                 with self.reporter.stage("open"):
                     square = StreamedMatrix(store, self._budget(), device=self.device, plan=plan)
             else:
                 with self.reporter.stage("image"):
-                    of_image = (np.dtype(placement.precision), plan, self._budget(), self.device)
-                    image, square = image_and_matrix(store, *of_image)
+                    precision, budget = np.dtype(placement.precision), MemoryBudget(max(1, plan.storage_nbytes))
+                    image, square = image_and_matrix(store, precision, plan, budget, self.device)
             resources.enter_context(square)
-        A = DistributedStreamedMatrix(square, couplings, self.communicator)
+        A = DistributedStreamedMatrix(square, couplings, self.communicator)  # turns sweeps that made an image
         if placement.image is None:
             return A
         return WithImage(DistributedImage(image, A.couplings, self.communicator), A)

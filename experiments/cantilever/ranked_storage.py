@@ -69,25 +69,25 @@ def open_rank_store(
     reporter: Reporter,
     resources: ExitStack,
     *,
-    planes: bool = False,
+    in_planes: bool = False,
 ) -> Store:
     """Build a rank's square, subdivision by subdivision: in host memory for a GPU, at ``path`` on disk for a CPU.
 
-    With ``planes``, values on disk are stored in two planes. Of a square that is assembled on arrival only the elements are kept,
-    on the device.
+    With ``in_planes``, values on disk are stored in two planes. Of a square that is assembled on arrival only the elements are
+    kept, on the device.
     """
     if experiment.on_arrival:
         with reporter.stage("assemble"):
-            of_nodes = planes_of(experiment, own)
+            planes = planes_of(experiment, own)
             return MadeStore(
-                plan.index, experiment.cantilever().row_maker(plan.index.format_name, device, planes=of_nodes)
+                plan.index, experiment.cantilever().row_maker(plan.index.format_name, device, planes=planes)
             )
     slabs = _slabs(experiment, plan, own)
     if device.kind == "cuda":
         return resources.enter_context(fill_memory(slabs, plan.index, reporter))
     shutil.rmtree(path, ignore_errors=True)  # of a run that other ranks began
     resources.callback(shutil.rmtree, path, ignore_errors=True)
-    return resources.enter_context(fill_disk(path, slabs, plan.index, "", reporter, planes=planes))
+    return resources.enter_context(fill_disk(path, slabs, plan.index, "", reporter, planes=in_planes))
 
 
 def _slabs(experiment: Experiment, plan: StreamPlan, own: slice) -> Iterator[SparseMatrix]:

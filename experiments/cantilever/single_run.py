@@ -94,9 +94,10 @@ class SingleRun(Run):
             return with_image or place_experiment(self.experiment, request, self._planned(self.experiment))
 
     def _leave_image(self, request: Request) -> None:
-        """Plan anew where an image was unfit: without its cut."""
+        """Plan anew where an image was unfit: without its cut, which is in the configuration of a run that is resumed."""
         if request.precision == "float64" != self.experiment.memory.precision:
-            self.experiment = self._asked_for.changed(memory={"precision": "float64"})
+            cut = {"subdivisions": None, "slots": None} if self.resumes else {}
+            self.experiment = self._asked_for.changed(memory={"precision": "float64", **cut})
             shutil.rmtree(self.folder.matrix, ignore_errors=True)
 
     def _planned(self, experiment: Experiment) -> StreamPlan:

@@ -207,9 +207,10 @@ class OpenSystem:
         """Say that an image is unfit if its values have left the range of float32."""
         A: Any = self.A
         if self.streamed is not None:
-            with A.device.current():
+            ranks = communicator_of(A)
+            with ranks.together(), A.device.current():
                 leaves = not has_image(A.diagonal_blocks(1), A.device)
-            if communicator_of(A).largest(float(leaves)):
+            if ranks.largest(float(leaves)):
                 raise ImageUnfitError("values leave the range of float32")
 
     def use_instead(self, spec: PreconditionerSpec, why: str) -> str:

@@ -268,8 +268,9 @@ class _Opener:
             if whole is not None and device.kind == "cpu":  # a GPU rounds what arrives faster than a host
                 A = image_of(whole, precision)
             budget = MemoryBudget(max(1, image.plan.storage_nbytes))
-            made = WithImage(*image_and_matrix(store, precision, image.plan, budget, device, A))
-            self.resources.enter_context(cast(StreamedMatrix, made.matrix))
+            A, streamed = image_and_matrix(store, precision, image.plan, budget, device, A)
+            self.resources.enter_context(streamed)
+        made = WithImage(A, streamed)
         return self._with_streamed(made, replace(placement, image=replace(image, matrix=None)), of_caller)
 
     def _with_streamed(self, made: WithImage, placement: Placement, of_caller: bool = False) -> OpenSystem:

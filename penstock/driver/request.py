@@ -244,7 +244,7 @@ class Placement:
 
     @property
     def wants_planes(self) -> bool:
-        """Whether a store on disk is written in two planes, the first of which is the image."""
+        """Whether a store on disk is written in two planes, the first of which holds the values of the image."""
         return self.image is not None and self.precision == "float32"
 
     @property

@@ -212,13 +212,14 @@ def _stream_beside_image(image: SparseMatrix, A: StreamedMatrix, store: Store) -
 
 def _refill_image(image: SparseMatrix, A: StreamedMatrix) -> None:
     """Give an image in memory the values of the matrix that is streamed."""
-    _copy_values(image, image_of_streamed(A, image.values_dtype))
+    _copy_values(image, image_of_streamed(A, image.values_dtype, structure=image.arrays()))
 
 
 def _copy_values(image: SparseMatrix, new: SparseMatrix) -> None:
     arrays = new.arrays()
     for name, array in image.arrays().items():
-        array[...] = arrays[name]
+        if arrays[name] is not array:  # as offsets and column indices may be
+            array[...] = arrays[name]
 
 
 def _structure(store: Store, number: int) -> np.ndarray[Any, Any]:

@@ -107,12 +107,17 @@ class StreamPlan:
     @property
     def resident_structure(self) -> bool:
         """Whether a copy of offsets and column indices stays resident and only values are streamed."""
-        return self.ring.resident_structure and self.slots > 0 and not self.shared_structure
+        return self.ring.resident_structure and self.slots > 0
 
     @property
     def shared_structure(self) -> bool:
         """Whether another matrix on the device has offsets and column indices, and only values are held or streamed."""
         return self.ring.shared_structure
+
+    @property
+    def whole_nbytes(self) -> int:
+        """Bytes of the budget that the matrix takes if nothing is streamed."""
+        return self.index.part_nbytes("values" if self.shared_structure else "whole")
 
     def nbytes_of(self, number: int) -> int:
         """Return the bytes of a subdivision that are streamed."""
@@ -370,7 +375,7 @@ def plan_stream(
         raise InputError(f"reach must be a whole number, at least 1; got reach={reach}")
     budget_nbytes = 0 if budget is None else parse_nbytes(budget)
     plan = StreamPlan(index, budget_nbytes, workload, ring, reach=reach, rates=rates)
-    if budget is not None and index.part_nbytes("values" if plan.shared_structure else "whole") <= budget_nbytes:
+    if budget is not None and plan.whole_nbytes <= budget_nbytes:
         return replace(plan, resident=frozenset(range(len(index.subdivisions))))
     plan = replace(plan, slots=ring.slots or 2)  # from here on only the streamed part of a subdivision counts
     sizes = index.sizes[plan.part]
@@ -387,7 +392,7 @@ def plan_stream(
 
 def _too_small(plan: StreamPlan, slots: int, slot_nbytes: int) -> BudgetError:
     """Return the error of a budget that holds neither the matrix nor the slots."""
-    whole = plan.index.nbytes
+    whole = plan.whole_nbytes
     smallest = min(slots * slot_nbytes + plan.structure_nbytes, whole)
     beside = f" beside {format_nbytes(plan.structure_nbytes)} of structure" if plan.resident_structure else ""
     holds = "the matrix" if smallest == whole else f"{slots} slots"

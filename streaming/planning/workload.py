@@ -85,7 +85,7 @@ class Ring:
     ------
     InputError
         If ``slots`` is less than 2, ``sweeps`` is not one of these values, ``moved_share`` is negative, or ``moved_share`` is
-        given without ``on_arrival``.
+        given without ``on_arrival``, or both kinds of structure are.
 
     Examples
     --------
@@ -112,6 +112,8 @@ class Ring:
 
     def __post_init__(self) -> None:
         check_sweep_order(self.sweeps)
+        if self.resident_structure and self.shared_structure:
+            raise InputError("a structure is resident_structure or shared_structure, not both")
         if self.slots is not None and (self.slots < 2 or self.slots % 1):
             raise InputError(f"slots must be at least 2 and a whole number; got slots={self.slots}")
         if not 0 <= self.moved_share < float("inf") or (self.moved_share and not self.on_arrival):

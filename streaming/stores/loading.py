@@ -10,7 +10,7 @@ from penstock.streaming.stores.matrix_index import Part
 
 
 def load_part(store: Store, number: int, buffer: Array, part: Part, device: Device) -> None:
-    """Read a part of a subdivision into a byte buffer on a device, or make it there; values may still be to be completed."""
+    """Read a part of a subdivision into a byte buffer on a device, or make it there; values may still have to be completed."""
     if device.kind == "cpu":
         store.read_into(number, buffer, part)
     elif makes_on(store, device):

@@ -206,6 +206,8 @@ class CompletedOnArrival:
         return 1.0
 
     def _share_of_a_plane(self, part: Part) -> float:
+        if part == "structure":
+            return 1.0
         planes = sum(plane_nbytes(subdivision) for subdivision in self.index.subdivisions)
         structure = self.index.part_nbytes("structure") if part == "whole" else 0
         return (structure + planes) / self.index.part_nbytes(part)

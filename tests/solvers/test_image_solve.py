@@ -10,6 +10,7 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import StopReason, block_jacobi, cg, image_solve, jacobi, method_named, smoothed_aggregation
 from penstock.solvers.image_solve import ImageUnfitError, has_image, image_of, solve_by_image
 from penstock.spmv import CPU, CsrMatrix, Device, InputError, SymmetricBsrMatrix, format_named
+from penstock.spmv.communicator import ALONE
 from penstock.spmv.formats.partition import row_slabs
 from penstock.streaming import HostPlaneStore, HostStore, StreamedMatrix
 from penstock.streaming.stores.host_planes import joined
@@ -243,6 +244,28 @@ def test_a_monitor_sees_all_iterations_and_stops_any(system, beam, M):
         assert result.reason is StopReason.STOPPED
         resumed = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-10, state=result.state)
         assert resumed.converged
+
+
+class OfTwo(type(ALONE)):
+    """Ranks of which the other one has been interrupted, as is told in answers to some of the questions."""
+
+    def __init__(self, answers):
+        self.answers = iter(answers)
+
+    def largest(self, number):
+        return max(number, next(self.answers))
+
+
+def test_an_interrupt_of_another_rank_ends_the_solve_here(half, beam, M):
+    """Ranks would wait for each other for ever if one of them ended a solve and the others went on."""
+    A, image = streamed(half, values_dtype=np.int16)
+    A.communicator = OfTwo([0.0, 1.0])  # while its first correction was computed
+
+    with A:
+        result = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-12, verify="norm")
+
+    assert result.reason is StopReason.STOPPED
+    assert A.sweeps == 1
 
 
 def test_an_image_that_is_not_definite_is_refused():

@@ -7,7 +7,7 @@ from kernel_targets import DEVICES
 
 from penstock import prepare
 from penstock.fem import Cantilever, LognormalMaterial
-from penstock.spmv import Device, InputError
+from penstock.spmv import BudgetError, Device, InputError
 from penstock.spmv.formats.partition import row_slabs
 from penstock.streaming import HostPlaneStore, HostStore, MemoryBudget, Ring, StreamedMatrix, plan_stream
 from penstock.streaming.image import can_be_joined, image_and_matrix, image_of_store, structures_of
@@ -58,9 +58,8 @@ def test_products_have_the_same_bits_and_move_values_only(device, kind, name):
         np.testing.assert_array_equal(products, expected)
 
 
-@pytest.mark.parametrize("kind", [HostStore, HostPlaneStore])
-def test_everything_is_read_once(kind):
-    store = kind.create(row_slabs(BEAM.matrix("symmetric_bsr"), 7))
+def test_everything_is_read_once():
+    store = HostStore.create(row_slabs(BEAM.matrix("symmetric_bsr"), 7))
     counting = CountingStore(store)
     for shares in (0.5, 0.9, 2.0):  # of the matrix; with all of it in memory nothing is streamed
         counting.nbytes = 0
@@ -93,8 +92,15 @@ def test_a_plan_that_shares_a_structure_needs_it():
     assert "structure   that of the image: only values move" in plan.explain()
     assert plan.resident_nbytes + plan.streamed_nbytes == store.index.part_nbytes("values")
 
-    with pytest.raises(InputError, match="pass it as structures"):
-        StreamedMatrix(store, plan.storage_nbytes, plan=plan)
+    other = image_of_store(HostStore.create(row_slabs(BEAM.matrix("bsr"), 6)), np.float32, Device("cpu"))
+    structures = structures_of(other.arrays(), store.index)
+    for wrong in (None, structures[:-1], structures[::-1]):
+        with pytest.raises(InputError, match="structures="):
+            StreamedMatrix(store, plan.storage_nbytes, plan=plan, structures=wrong)
+    with pytest.raises(InputError, match=r"Ring\(shared_structure=True\)"):
+        StreamedMatrix(store, store.index.nbytes // 2, structures=structures)
+    with pytest.raises(InputError, match="not both"):
+        Ring(shared_structure=True, resident_structure=True)
 
 
 def test_where_the_values_fit_nothing_is_streamed():
@@ -102,6 +108,10 @@ def test_where_the_values_fit_nothing_is_streamed():
     plan = plan_stream(store.index, store.index.part_nbytes("values"), ring=Ring(shared_structure=True))
     assert (plan.slots, len(plan.resident)) == (0, 7)
     assert values <= plan.storage_nbytes < store.index.nbytes
+    with pytest.raises(
+        BudgetError, match=str(store.index.part_nbytes("values"))
+    ):  # for one byte less with as many slots
+        plan_stream(store.index, plan.storage_nbytes - 1, ring=Ring(slots=7, shared_structure=True))
     _, A = image_and_matrix(store, np.float32, plan, MemoryBudget(plan.storage_nbytes), Device("cpu"))
     with A:
         np.testing.assert_array_equal(A @ BEAM.load(), BEAM.matrix("bsr") @ BEAM.load())
@@ -111,13 +121,39 @@ def test_where_the_values_fit_nothing_is_streamed():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["float32", "int16"])
 def test_a_prepared_system_shares_it_and_takes_new_values(device, precision):
-    A, b = scipy.sparse.csr_array(BEAM.matrix("csr").to_csr()), BEAM.load()
+    of_materials = [
+        Cantilever(nodes=(24, 5, 5), dof=3, material=LognormalMaterial(1.0, seed=seed)) for seed in (3, 4, 5)
+    ]
+    matrices, b = [scipy.sparse.csr_array(beam.matrix("csr").to_csr()) for beam in of_materials], BEAM.load()
     memory = int(0.8 * BEAM.matrix("symmetric_bsr").nbytes)
-    with prepare(A, memory=memory, precision=precision, device=device, coordinates=BEAM.mesh.coordinates()) as system:
+    with prepare(
+        matrices[0], memory=memory, precision=precision, device=device, coordinates=BEAM.mesh.coordinates()
+    ) as system:
         assert system.matrix.plan.part == "values"
-        for factor in (1.0, 3.0, 0.5):
-            if factor != 1.0:
-                system.update(factor * A)
+        for number, A in enumerate(matrices):
+            if number:
+                system.update(A)
             x = system.solve(b, rtol=1e-8).x
-            assert np.linalg.norm(b - factor * (A @ x)) <= 1e-8 * np.linalg.norm(b)
+            assert np.linalg.norm(b - A @ x) <= 1e-8 * np.linalg.norm(b)
         assert system.nbytes <= memory
+
+
+@pytest.mark.parametrize("precision", ["float32", "int16"])
+def test_an_update_that_cannot_be_read_leaves_the_image(precision, monkeypatch):
+    """The old matrix takes its high words from the image, if that is of float32."""
+    slabs = [Cantilever(nodes=(24, 5, 5), dof=3, material=LognormalMaterial(1.0, seed=seed)) for seed in (3, 4)]
+    old, new = (HostPlaneStore.create(beam.subdivisions(7, "symmetric_bsr")) for beam in slabs)
+    b, read_high = BEAM.load(), new.read_high
+
+    def failing(number, buffer):
+        if number == 4:
+            raise InputError("this subdivision cannot be read")
+        read_high(number, buffer)
+
+    monkeypatch.setattr(new, "read_high", failing)
+    options = {"precision": precision, "device": "cpu", "coordinates": BEAM.mesh.coordinates()}
+    with prepare(old, memory=old.index.nbytes, **options) as system:
+        with pytest.raises(InputError, match="cannot be read"):
+            system.update(new)
+        x = system.solve(b, rtol=1e-8).x
+        assert np.linalg.norm(b - BEAM.matrix("csr").to_csr() @ x) <= 1e-8 * np.linalg.norm(b)

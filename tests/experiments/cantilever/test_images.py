@@ -1,6 +1,5 @@
 """Experiments whose matrix is streamed for residuals only: all iterations are made with an image of it in fewer digits."""
 
-import contextlib
 import json
 import re
 
@@ -9,13 +8,12 @@ import numpy as np
 import pytest
 from interrupting import interrupt_at
 from typer.testing import CliRunner
+from unfit_images import open_unfit
 
 from penstock.commands.app import app
 from penstock.driver import open_system as open_system_module
-from penstock.driver.opening import open_system
 from penstock.experiments import Experiment, read_experiment, resume_experiment, run_experiment
 from penstock.experiments import run as run_module
-from penstock.solvers.image_solve import ImageUnfitError
 from penstock.spmv import BudgetError, InputError
 
 DESCRIBED = {
@@ -87,15 +85,6 @@ def test_an_interrupted_run_is_resumed_with_its_image(tmp_path, monkeypatch):
 
     assert result_of(resumed)["precision"] == "int16"
     assert np.allclose(field(resumed), field(whole), atol=1e-6 * abs(field(whole)).max())
-
-
-@contextlib.contextmanager
-def open_unfit(*given, **options):
-    """Open a system, and find its image unfit once that is there."""
-    with open_system(*given, **options) as system:
-        if system.streamed is not None:
-            raise ImageUnfitError("it is too coarse")
-        yield system
 
 
 @pytest.mark.parametrize("store", [False, True])

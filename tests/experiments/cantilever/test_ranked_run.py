@@ -6,6 +6,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+import unfit_images
 import yaml
 from launching import BINARIES, launch
 
@@ -150,7 +151,7 @@ def test_ranks_hold_images_of_their_rows_and_others_go_on(precision, budget, use
     second = command(3, "run", "--resume", folder, "--maxiter", "500")
 
     assert second.returncode == 0, second.stderr
-    found, alone = result_of(folder), result_of(tmp_path / "alone")
+    found = result_of(folder)
     assert found["converged"]
     assert found["true_residual"] <= 1e-8
     assert (found["ranks"], found["precision"]) == (3, used)
@@ -160,7 +161,18 @@ def test_ranks_hold_images_of_their_rows_and_others_go_on(precision, budget, use
     expected = field_of(tmp_path / "alone")
     assert np.allclose(field_of(folder), expected, rtol=0, atol=1e-6 * abs(expected).max())
     assert not list(folder.glob("matrix*"))
-    assert found["unknowns"] == alone["unknowns"]
+
+
+def test_the_cut_is_one_that_the_rank_with_the_fewest_rows_can_make(write, tmp_path):
+    model, memory = {"nodes": [25, 6, 6]}, {"budget": "330 KiB", "precision": "auto"}
+    solver = {"preconditioner": "smoothed_aggregation"}
+    file = write(parallel="mpi", model=model, memory=memory, solver=solver)
+
+    run = command(2, "run", file, "--output", tmp_path / "out")  # of 13 planes and of 12, with 15 and 14 chunks
+
+    assert run.returncode == 0, run.stderr
+    assert result_of(tmp_path / "out")["converged"]
+    assert yaml.safe_load((tmp_path / "out" / "configuration.yaml").read_text())["memory"]["subdivisions"] == 14
 
 
 def test_ranks_end_together_where_the_rows_of_some_fit_their_budget(write, tmp_path):
@@ -174,31 +186,11 @@ def test_ranks_end_together_where_the_rows_of_some_fit_their_budget(write, tmp_p
     assert (tmp_path / "out" / "timeline.json").exists()
 
 
-UNFIT = """
-import contextlib, sys
-from penstock.driver.opening import open_system
-from penstock.experiments import read_experiment, run_experiment
-from penstock.experiments import run as run_module
-from penstock.solvers.image_solve import ImageUnfitError
-
-@contextlib.contextmanager
-def open_unfit(*given, **options):
-    with open_system(*given, **options) as system:
-        if system.streamed is not None:
-            raise ImageUnfitError("it is too coarse")
-        yield system
-
-run_module.open_system = open_unfit
-run_experiment(read_experiment(sys.argv[1]), sys.argv[2])
-"""
-
-
 def test_ranks_leave_an_unfit_image_together(write, tmp_path):
-    folder, script, model = tmp_path / "out", tmp_path / "unfit.py", {"nodes": [31, 6, 6]}
-    script.write_text(UNFIT)
+    folder, model = tmp_path / "out", {"nodes": [31, 6, 6]}
     memory = {"budget": "330 KiB", "precision": "auto"}
 
-    run = launch(2, sys.executable, script, write(parallel="mpi", model=model, memory=memory), folder)
+    run = launch(2, sys.executable, unfit_images.__file__, write(parallel="mpi", model=model, memory=memory), folder)
 
     assert run.returncode == 0, run.stderr
     found = result_of(folder)
