@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 SolveMethod = Callable[..., SolveResult | BlockSolveResult]
 
 # A solve with the image ends at this residual, in rounding units of the image: what remains is the difference of the two.
-_FIRST = 20.0
+_FIRST = 100.0
 # Later ones end at this share of what the pass before has gained, within these limits, and aim at this share of the tolerance.
 _SHARE, _LEAST, _MOST, _AIM = 0.2, 1e-9, 0.3, 0.25
 # A pass is slow if the residual is left above this share of the one before: after two, it may have come to the floor of rounding.
