@@ -111,12 +111,14 @@ def measure(
     return printed(entry, "a solve")
 
 
-def _read_for_image(A: Any, streamed: StreamedMatrix, device: Device, image: int) -> int:
-    """Return the bytes that were moved to make an image, of so many bytes, beside those that were streamed."""
+def _read_for_image(A: Any, streamed: StreamedMatrix, device: Device, image_nbytes: int) -> int:
+    """Return the bytes that were read to make the image and that ``bytes_streamed`` of the matrix does not count."""
     if has_planes(A):  # of which it has read one
         return int(HighWords(A).index.nbytes)
     moves = isinstance(A, FileStore) or device.kind == "cuda"
-    return int(streamed.store.index.part_nbytes("structure")) if moves else image  # rounded on the host, where A lies
+    return (
+        int(streamed.store.index.part_nbytes("structure")) if moves else image_nbytes
+    )  # rounded on the host, where A lies
 
 
 def large(side: int, device: Device, limits: dict[str, float]) -> list[dict[str, Any]]:

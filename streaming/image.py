@@ -71,7 +71,6 @@ def image_and_matrix(
     store: Store,
     values_dtype: Any,
     plan: StreamPlan,
-    budget: MemoryBudget,
     device: Device,
     image: SparseMatrix | None = None,
 ) -> tuple[SparseMatrix, StreamedMatrix]:
@@ -83,7 +82,7 @@ def image_and_matrix(
     structure = structure_of_store(store, device) if image is None else image.arrays()
     if image is None and has_planes(store):
         image = image_of_store(store, values_dtype, device, structure)
-    structures = structures_of(structure, store.index)
+    budget, structures = MemoryBudget(max(1, plan.storage_nbytes)), structures_of(structure, store.index)
     A = StreamedMatrix(completed_by(image, store), budget, device=device, plan=plan, structures=structures)
     try:
         return (image_of_streamed(A, values_dtype, structure=structure) if image is None else image), A

@@ -39,7 +39,7 @@ from penstock.host.folders import scratch_folder
 from penstock.solvers import CoarseBlockCgState, CoarseCgState
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import Array, InputError, Operator
-from penstock.streaming import LinkRates, MemoryBudget, StreamedMatrix
+from penstock.streaming import LinkRates, StreamedMatrix
 from penstock.streaming.image import image_and_matrix
 
 _PASSED_NBYTES = 256 << 20  # of the solution, from a rank to the first one at once
@@ -184,8 +184,7 @@ class RankedRun(SingleRun):
                     square = StreamedMatrix(store, self._budget(), device=self.device, plan=plan)
             else:
                 with self.reporter.stage("image"):
-                    precision, budget = np.dtype(placement.precision), MemoryBudget(max(1, plan.storage_nbytes))
-                    image, square = image_and_matrix(store, precision, plan, budget, self.device)
+                    image, square = image_and_matrix(store, np.dtype(placement.precision), plan, self.device)
             resources.enter_context(square)
         A = DistributedStreamedMatrix(square, couplings, self.communicator)  # turns sweeps that made an image
         if placement.image is None:

@@ -261,14 +261,13 @@ class _Opener:
         whole, device = image.matrix, self.request.device
         if store is None:
             assert whole is not None, "a matrix in memory is converted"
-            store = self._store_of(whole, image.plan, planes=placement.precision == "float32")
+            store = self._store_of(whole, image.plan, planes=placement.wants_planes)
         precision, A = np.dtype(placement.precision), None
         store = self._near(store, image.plan, of_caller=of_caller, planes=True)
         with self.reporter.stage("image"):
             if whole is not None and device.kind == "cpu":  # a GPU rounds what arrives faster than a host
                 A = image_of(whole, precision)
-            budget = MemoryBudget(max(1, image.plan.storage_nbytes))
-            A, streamed = image_and_matrix(store, precision, image.plan, budget, device, A)
+            A, streamed = image_and_matrix(store, precision, image.plan, device, A)
             self.resources.enter_context(streamed)
         made = WithImage(A, streamed)
         return self._with_streamed(made, replace(placement, image=replace(image, matrix=None)), of_caller)

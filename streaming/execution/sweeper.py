@@ -97,9 +97,7 @@ class Sweeper:
         buffers = [storage[stop - nbytes : stop] for stop, nbytes in zip(stops, pieces, strict=True)]
         slots, resident = buffers[: plan.slots], buffers[plan.slots : plan.slots + len(numbers)]
         own = dict(zip(all_numbers, buffers[plan.slots + len(numbers) :], strict=False))  # a resident structure
-        structures = shared
-        if own:
-            structures = [plan.index.arrays(number, buffer, "structure") for number, buffer in own.items()]
+        structures = [plan.index.arrays(number, buffer, "structure") for number, buffer in own.items()] or shared
         estimate = plan.estimate()
         setup = ExecutorSetup(
             self.store,

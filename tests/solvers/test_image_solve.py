@@ -247,7 +247,7 @@ def test_a_monitor_sees_all_iterations_and_stops_any(system, beam, M):
 
 
 class OfTwo(type(ALONE)):
-    """Ranks of which the other one has been interrupted, as is told in answers to some of the questions."""
+    """The communicator of two ranks; ``answers`` are the numbers of the other rank, one for each call of ``largest``."""
 
     def __init__(self, answers):
         self.answers = iter(answers)

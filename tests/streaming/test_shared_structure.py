@@ -9,7 +9,7 @@ from penstock import prepare
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.spmv import BudgetError, Device, InputError
 from penstock.spmv.formats.partition import row_slabs
-from penstock.streaming import HostPlaneStore, HostStore, MemoryBudget, Ring, StreamedMatrix, plan_stream
+from penstock.streaming import HostPlaneStore, HostStore, Ring, StreamedMatrix, plan_stream
 from penstock.streaming.image import can_be_joined, image_and_matrix, image_of_store, structures_of
 from penstock.streaming.stores.base import has_planes
 from penstock.streaming.stores.buffers import aligned_buffer
@@ -23,7 +23,7 @@ def beside_image(store, device):
     """The matrix of a store with the structure of its image, and the image."""
     values = store.index.sizes["values"]
     plan = plan_stream(store.index, 2 * max(values) + values[0], ring=Ring(slots=2, shared_structure=True))
-    return image_and_matrix(store, np.float32, plan, MemoryBudget(plan.storage_nbytes), device)
+    return image_and_matrix(store, np.float32, plan, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -64,7 +64,7 @@ def test_everything_is_read_once():
     for shares in (0.5, 0.9, 2.0):  # of the matrix; with all of it in memory nothing is streamed
         counting.nbytes = 0
         plan = plan_stream(store.index, int(shares * store.index.nbytes), ring=Ring(shared_structure=True))
-        _, A = image_and_matrix(counting, np.float32, plan, MemoryBudget(plan.storage_nbytes), Device("cpu"))
+        _, A = image_and_matrix(counting, np.float32, plan, Device("cpu"))
         A.close()
         assert counting.nbytes <= 1.05 * store.index.nbytes
 
@@ -112,7 +112,7 @@ def test_where_the_values_fit_nothing_is_streamed():
         BudgetError, match=str(store.index.part_nbytes("values"))
     ):  # for one byte less with as many slots
         plan_stream(store.index, plan.storage_nbytes - 1, ring=Ring(slots=7, shared_structure=True))
-    _, A = image_and_matrix(store, np.float32, plan, MemoryBudget(plan.storage_nbytes), Device("cpu"))
+    _, A = image_and_matrix(store, np.float32, plan, Device("cpu"))
     with A:
         np.testing.assert_array_equal(A @ BEAM.load(), BEAM.matrix("bsr") @ BEAM.load())
         assert A.bytes_streamed == 0
