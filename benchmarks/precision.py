@@ -6,13 +6,13 @@
     python benchmarks/precision.py cpu2 --disk 56 --folder /data       one cube of 56^3 nodes that is streamed from a disk
 
 Cantilevers of random stiffness (lognormal, sigma 0.5) and random loads, to a true relative residual of 1e-8. Records are
-``precision/<memory|streamed>/<precision>/<matrix>``; streamed, the matrix storage may take a share of the bytes of its stored
-half, ``SHARES``. ``setup_seconds`` make the preconditioner and ``seconds`` are a solve with another load, both with compiled
+``precision/<memory|streamed>/<precision>/<matrix>``; in memory the matrix and its image fit together, and streamed, the matrix
+storage may take a share of the bytes of its stored half, ``SHARES``. ``setup_seconds`` make the preconditioner and ``seconds`` are a solve with another load, both with compiled
 kernels, of a matrix that has been opened. ``link_passes`` are the bytes over the link for image, set-up and first solve
-together, in those of the stored half, and ``floor_seconds`` the time to move them. On a CPU the link is a disk. A large cube is
-given as a store in host memory, and solved once for each precision.
+together, in those of the stored half, and ``floor_seconds`` the time to move them. On a CPU the link is a disk.
 
-On a GPU ``-planes`` records are of a store in host memory whose values are in two planes.
+On a GPU ``-planes`` records are of a store in host memory whose values are in two planes. A large cube is given as such a store
+for its image, as one of whole values for float64, and solved once with each.
 
 With ``--disk`` the records are ``precision/disk/<precision>/<matrix>`` of a store on disk, those with ``-planes`` of one whose
 values are in two planes; a GPU streams from the disk, too, as it would if the host had no memory for the matrix.
@@ -126,15 +126,19 @@ def large(side: int, device: Device, limits: dict[str, float]) -> list[dict[str,
     records: list[dict[str, Any]] = []
     for nodes in (_SMALL, side):
         beam, began = Cantilever(nodes=nodes, dof=3, material=LognormalMaterial(sigma=0.5)), time.perf_counter()
-        # Slab by slab: there is no memory for a second matrix of that size.
-        with HostStore.create(beam.subdivisions(nodes, "symmetric_bsr"), beam.shape) as half:
-            nbytes, seconds = half.index.nbytes, time.perf_counter() - began
-            print(f"  {nodes}^3 nodes, {nbytes / 1e9:.1f} GB, assembled in {seconds:.0f} s", flush=True)
-            memory, name = nbytes // 3 if nodes == side else nbytes // 2, f"cube{nodes}-dof3"
-            ways = [(precision, memory) for precision in ("int16", "float64")]
-            of = (name, half, beam.mesh.coordinates(), device, limits)
-            found = [measure(*of, *way, repeats=1 if nodes < side else 0) for way in ways]
-        records = [entry for entry in found if nodes == side]
+        of = (beam.mesh.coordinates(), device, limits)
+        for precision, kind in (("int16", HostPlaneStore), ("float64", HostStore)):
+            began = time.perf_counter()
+            # Slab by slab, and one after the other: there is no memory for two matrices of that size.
+            with kind.create(beam.subdivisions(nodes, "symmetric_bsr"), beam.shape) as half:
+                nbytes, seconds = half.index.nbytes, time.perf_counter() - began
+                print(f"  {nodes}^3 nodes, {nbytes / 1e9:.1f} GB, {half}, in {seconds:.0f} s", flush=True)
+                memory = nbytes // 3 if nodes == side else nbytes // 2
+                label = "-planes" if kind is HostPlaneStore else ""
+                way = (*of, precision, memory, label)
+                entry = measure(f"cube{nodes}-dof3", half, *way, repeats=1 if nodes < side else 0)
+            if nodes == side:
+                records.append(entry)
     return records
 
 
@@ -207,7 +211,7 @@ def main() -> None:
         half, points = beam.matrix("symmetric_bsr").nbytes, beam.mesh.coordinates()
         A = beam.matrix("csr").to_csr()
         del beam
-        ways: list[tuple[Any, ...]] = [("float64", None)]
+        ways: list[tuple[Any, ...]] = [(precision, None) for precision in ("float64", *SHARES)]
         for precision, share in SHARES.items():
             memory = int(share * half)
             ways += [("float64", memory, f"-beside-{precision}"), (precision, memory)]

@@ -43,8 +43,6 @@ Result = TypeVar("Result")
 #: ``solve(A, b, x0, M=, rtol=, atol=, maxiter=, monitor=, state=)``, as :class:`MethodChoice` has it.
 SolveMethod = Callable[..., SolveResult | BlockSolveResult]
 
-# A solve with the image ends at this residual, in rounding units of the image: what remains is the difference of the two.
-_FIRST = 100.0
 # Later ones end at this share of what the pass before has gained, within these limits, and aim at this share of the tolerance.
 _SHARE, _LEAST, _MOST, _AIM = 0.2, 1e-9, 0.3, 0.25
 # A pass is slow if the residual is left above this share of the one before: after two, it may have come to the floor of rounding.
@@ -52,8 +50,10 @@ _SLOW, _DOUBTFUL = 0.2, 2
 # The image is given up after this many passes without halving the residual. The first pass may increase the residual, because it
 # minimises the error in the norm of A. Without an image, systems with slow passes have taken hundreds of sweeps.
 _HALVED, _PATIENCE = 0.5, 3
-# Rounding units of images.
+# Rounding units of images, and the residual at which the first solve with one ends, in these: what remains is the difference of
+# the image and A. Of int16 a pass more costs more than the last digit of that solve.
 _UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}
+_FIRST = {np.dtype(np.float32): 100.0, np.dtype(np.int16): 50.0}
 # Products with A in float32 may add an error to a residual of this share of the tolerance, or of the residual that is expected.
 _LOST_OF_TOLERANCE, _LOST_OF_EXPECTED = 0.5, 2e-3
 # A pass is expected to gain as much as the one before it, and the first one this.
@@ -273,7 +273,7 @@ class _Refinement:
             self.halted = self.monitor is not None and bool(self.monitor(record))
             return self.halted
 
-        rtol = max(_FIRST * self.unit, _AIM * self.rtol)
+        rtol = max(_FIRST[np.dtype(self.image.values_dtype)] * self.unit, _AIM * self.rtol)
         limits: dict[str, Any] = {"rtol": rtol, "atol": _AIM * self.atol, "maxiter": self.maxiter, "monitor": watch}
         first = self.solve(self.image, self.b, x0, M=self.M, state=state, **limits)
         self._take_note(first)

@@ -144,8 +144,10 @@ def _element_rows() -> list[str]:
 def _symmetric(sizes) -> list[str]:
     products = ("symmetric_bsr_spmv", "symmetric_bsr_spmm")
     of_products = [f"{kernel}<{types}, {size}>" for kernel in products for types in (*TYPES, IMAGE) for size in sizes]
-    absolute = [", ".join((f"Absolute<{value}>", vector)) for value, vector in (types.split(", ") for types in TYPES)]
-    of_products += [f"symmetric_bsr_spmv<{types}, {size}>" for types in absolute for size in sizes]
+    stored = [types.split(", ") for types in (*TYPES, IMAGE)]
+    stand_ins = [f"Absolute<{value}>, {vector}" for value, vector in stored]
+    stand_ins += [f"Rounding<{value}>, double" for value in ("float", "short")]
+    of_products += [f"symmetric_bsr_spmv<{types}, {size}>" for types in stand_ins for size in sizes]
     return [*of_products, *(f"symmetric_bsr_diagonal<{types}, {size}>" for types in TYPES for size in sizes)]
 
 
@@ -171,7 +173,10 @@ def _vectors(sizes) -> list[str]:
     return [
         "fill_noise",
         *(f"{kernel}<{type_}>" for kernel, type_ in product(("dot_partial", "combine"), ITEMSIZE)),
-        *(f"three_terms<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)),
+        *(
+            f"{kernel}<{type_}, {size}>"
+            for kernel, type_, size in product(("three_terms", "three_terms_of_block"), ITEMSIZE, sizes)
+        ),
     ]
 
 

@@ -248,6 +248,17 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
             copy_diagonal_blocks(rows, columns, values, blocks)
             copy_diagonal_blocks(columns, rows, values, blocks)
 
+    def _first_slots(self) -> Array:
+        """Return where the first block of every block row lies, which is the one on the diagonal if the row has one."""
+        rows = self.device.xp.arange(self.shape[0] // self.block_size)
+        slots: Array = self.chunk_offsets[rows // HEIGHT] + rows % HEIGHT
+        return slots
+
+    def _first_scalars(self) -> Array:
+        """Return where the first scalars of these blocks lie; the others follow at distances of a chunk's height."""
+        slots = self._first_slots()
+        return (slots - slots % HEIGHT) * self.block_size**2 + slots % HEIGHT
+
     def add_absolute(self, first_row: int, x: Array, out: Array) -> None:
         """Add this slab's share of ``|A| @ x`` to ``out``, the result of the whole matrix, zeroed before."""
         if not has_kernel(self.name, "add_absolute", self.device.kind):
@@ -313,7 +324,7 @@ _MOST_PARTS, _SPMV_THREADS = 4, 128
 def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
     block_rows = A.shape[0] // A.block_size
     if x.ndim == 1:
-        _add_vector_cuda(A, first_row, x, out, alpha, type_names(A.values))
+        add_vector_cuda(A, first_row, x, out, alpha, type_names(A.values))
         return
     sizes = (np.int64(block_rows), np.int64(first_row // A.block_size), np.int64(x.shape[1]))
     arrays = (A.chunk_offsets, A.column_indices, A.values, *A.lowered, x, out, np.float64(alpha))
@@ -321,8 +332,8 @@ def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, 
     launch(function, block_rows * x.shape[1], 256, (*sizes, *arrays))
 
 
-def _add_vector_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float, stored: str) -> None:
-    """Add the product with a vector; ``stored`` is the C++ type of values."""
+def add_vector_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float, stored: str) -> None:
+    """Add the product with a vector; ``stored`` is the C++ type of values, or what stands for it."""
     block_rows = A.shape[0] // A.block_size
     chunks = -(-block_rows // HEIGHT)
     # A slab alone leaves much of a GPU idle: several threads then share the slots of a row.
@@ -336,7 +347,7 @@ def _add_vector_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array
 
 @register_kernel("symmetric_bsr", "add_absolute", "cuda")
 def _add_absolute_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array) -> None:
-    _add_vector_cuda(A, first_row, x, out, 1.0, f"Absolute<{type_names(A.values)}>")
+    add_vector_cuda(A, first_row, x, out, 1.0, f"Absolute<{type_names(A.values)}>")
 
 
 def register_products(name: str, operation: str, kind: str) -> None:
@@ -355,6 +366,16 @@ def register_products(name: str, operation: str, kind: str) -> None:
 for _operation in ("spmv", "spmm"):
     for _kind in ("cpu", "cuda"):
         register_products("symmetric_bsr", _operation, _kind)
+
+
+@register_kernel("symmetric_bsr", "stored_diagonal", "cpu")
+def _stored_diagonal_cpu(A: SymmetricBsrMatrix, first_row: int, blocks: Array) -> None:
+    size, stored = A.block_size, A.column_indices.size
+    rows, slots = first_row // size + np.arange(A.shape[0] // size), A._first_slots()
+    found = slots < stored  # of empty chunks at the end
+    found[found] = A.column_indices[slots[found]] == rows[found]
+    scalars = A.values[A._first_scalars()[found, None] + np.arange(size**2) * HEIGHT]
+    blocks[rows[found]] = scalars.reshape(-1, size, size)
 
 
 @register_kernel("symmetric_bsr", "stored_diagonal", "cuda")

@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from penstock.spmv.compilation.cuda_module import type_names
 from penstock.spmv.compilation.jit import shared_range
-from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.compilation.table import find_kernel, has_kernel, register_kernel
 from penstock.spmv.device import Array, Device, count_true, device_of
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.sliced_bsr import HEIGHT
-from penstock.spmv.formats.symmetric_bsr import SymmetricBsrMatrix, add_on_cpu, register_products
+from penstock.spmv.formats.symmetric_bsr import SymmetricBsrMatrix, add_on_cpu, add_vector_cuda, register_products
 from penstock.spmv.formats.symmetric_bsr_kernels import BIAS, _add_corrections
 from penstock.spmv.formats.traits import Traits
 
@@ -26,8 +27,9 @@ from penstock.spmv.formats.traits import Traits
 _BITS = 15
 # Errors of a row are made up for if they are below this share of its block on the diagonal.
 _SMALL = 2.0**-8
-# Errors of 16 bits in units of half of the last place, where they were made of values that had been rounded to float32 before.
-_ROUNDED_TWICE = 1.0 + 2.0**-7
+# Errors in units of half of the last place: those of float32 are of corrections, too, which are rounded, and those of 16 bits may
+# be of values that had been rounded to float32 before.
+_HALVES = {np.dtype(np.float32): 1.0 + 2.0**-20, np.dtype(np.int16): 1.0 + 2.0**-7}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -120,17 +122,6 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
                 numbers[places + scalar * HEIGHT] += self.corrections.reshape(-1, scalars)[:, scalar]
         return numbers
 
-    def _first_slots(self) -> Array:
-        """Return where the first block of every block row lies, which is the one on the diagonal."""
-        rows = self.device.xp.arange(self.shape[0] // self.block_size)
-        slots: Array = self.chunk_offsets[rows // HEIGHT] + rows % HEIGHT
-        return slots
-
-    def _first_scalars(self) -> Array:
-        """Return where the first scalars of these blocks lie; the others follow at distances of a chunk's height."""
-        slots = self._first_slots()
-        return (slots - slots % HEIGHT) * self.block_size**2 + slots % HEIGHT
-
     def _scales(self, slots: Any) -> Array:
         """Return the powers of two of which the 16-bit values of some blocks are multiples."""
         return self.device.xp.ldexp(1.0, self.exponents[slots].astype(np.int32) - BIAS)
@@ -158,24 +149,26 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         return replace(self, values=abs(self.values), corrections=abs(self.corrections))
 
     def bound(self, z: Array) -> Array:
-        """Return a vector that bounds ``|(A - image) z|`` entry by entry; one product, made in slabs of up to 256 MiB."""
-        xp = self.device.xp
+        """Return a vector that bounds ``|(A - image) z|`` entry by entry, at the cost of a product."""
+        xp, kind = self.device.xp, self.device.kind
         out, z = xp.zeros(self.shape[0]), xp.abs(z)
         with self.device.current():
-            for start, slab in self.slabs(256 << 20):
-                slab._error().apply_slab(start, z, out, 1.0, 0.0)
-        if self.values.dtype == np.int16:
-            out *= _ROUNDED_TWICE
+            if has_kernel(self.name, "add_rounding", kind):
+                find_kernel(self.name, "add_rounding", kind)(self, z, out)
+            else:
+                for start, slab in self.slabs(256 << 20):
+                    slab._rounding().apply_slab(start, z, out, 1.0, 0.0)
+        out *= _HALVES[self.values.dtype]
         return out
 
-    def _error(self) -> Self:
+    def _rounding(self) -> Self:
         """Return a matrix of bounds of the errors: of rounding, and on the diagonal those that make up for it."""
-        corrections = abs(self.corrections) * np.float32(1.0 + 2.0**-20)
         if self.values.dtype == np.int16:  # half a unit of the last place each
             halves = self.device.xp.ones_like(self.values)
-            return replace(self, values=halves, exponents=self.exponents - np.uint8(1), corrections=corrections)
-        values = abs(self.values) * np.float32(2.0**-24 * (1.0 + 2.0**-20))
-        return replace(self, values=values, corrections=corrections)
+            return replace(
+                self, values=halves, exponents=self.exponents - np.uint8(1), corrections=abs(self.corrections)
+            )
+        return replace(self, values=abs(self.values) * np.float32(2.0**-24), corrections=abs(self.corrections))
 
     def refill(self, A: Any, first_row: int = 0, *, check: bool = True) -> None:
         """Replace the values by those of the image of a CSR matrix with the same pattern."""
@@ -275,6 +268,16 @@ def _add_slab_cpu(A: SymmetricImageMatrix, first_row: int, x: Array, out: Array,
 @register_kernel("symmetric_image", "add_slab", "cuda")
 def _add_slab_cuda(A: SymmetricImageMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
     find_kernel("symmetric_bsr", "add_slab", "cuda")(A, first_row, x, out, alpha)
+
+
+@register_kernel("symmetric_image", "add_absolute", "cuda")
+def _add_absolute_cuda(A: SymmetricImageMatrix, first_row: int, x: Array, out: Array) -> None:
+    find_kernel("symmetric_bsr", "add_absolute", "cuda")(A, first_row, x, out)
+
+
+@register_kernel("symmetric_image", "add_rounding", "cuda")
+def _add_rounding_cuda(A: SymmetricImageMatrix, z: Array, out: Array) -> None:
+    add_vector_cuda(A, 0, z, out, 1.0, f"Rounding<{type_names(A.values)}>")
 
 
 for _operation in ("spmv", "spmm"):

@@ -122,12 +122,15 @@ struct alignas(count * sizeof(Number)) Pack {
     Number number[count];
 };
 
-// The power of two of which the values of a block are multiples if they are of 16 bits: its exponent is that of a float, in 8 bits.
+// The power of two whose exponent is that of a float, in 8 bits.
+__device__ __forceinline__ double power_of_two(const int exponent) { return double(__int_as_float(exponent << 23)); }
+
+// That of which the values of a block are multiples if they are of 16 bits.
 template <typename Value>
 __device__ __forceinline__ double scale_of_block(const unsigned char* exponent)
 {
     if constexpr (sizeof(Value) > 2) return 1.0;
-    else return double(__int_as_float(int(*exponent) << 23));
+    else return power_of_two(*exponent);
 }
 
 // out = alpha * total + beta * out, never reading out when beta is zero: it may hold NaN.

@@ -1,19 +1,11 @@
 // The upper half of a symmetric matrix of small blocks, in chunks of 32 block rows laid out as in sell.cu. Template
-// parameters: Value, the stored type, or its absolute values; Vector, that of x and out; size, scalars on a side of a block.
+// parameters: Value, the stored type, or what stands for it below; Vector, that of x and out; size, scalars on a side of a block.
 // Products are formed in double and added to out by atomic operations in the type of out, so the last digits depend on the order
 // of arrival.
 //
 // Values of 16 bits are multiples of a power of two that each block has: `exponents` holds its exponent as that of a float, in 8
 // bits. Where `corrected` is not 0, `corrections`, (block rows of the matrix or slab, size, size), are added to the blocks on the
 // diagonal. Other matrices pass any arrays for these two.
-template <int size>
-__device__ __forceinline__ void symmetric_bsr_correct(const float* correction, const double* own_x, double* total)
-{
-#pragma unroll
-    for (int r = 0; r < size; ++r)
-#pragma unroll
-        for (int c = 0; c < size; ++c) total[r] += double(correction[r * size + c]) * own_x[c];
-}
 
 constexpr int SPMV_THREADS = 128;
 
@@ -24,13 +16,42 @@ struct Absolute {
     __device__ __forceinline__ operator double() const { return fabs(double(number)); }
 };
 
+// In place of a stored type: bounds of what numbers have lost that were rounded to that type, of 16 bits in their units.
 template <typename Value>
-__device__ __forceinline__ Value load_stored(const Value* value) { return PENSTOCK_STREAM_LOAD(value); }
+struct Rounding {
+    Value number;
+    __device__ __forceinline__ operator double() const { return 0x1p-24 * fabs(double(number)); }
+};
+template <>
+struct Rounding<short> {
+    __device__ __forceinline__ operator double() const { return 0.5; }
+};
 
 template <typename Value>
-__device__ __forceinline__ Absolute<Value> load_stored(const Absolute<Value>* value)
+constexpr bool has_sign = true;
+template <typename Value>
+constexpr bool has_sign<Absolute<Value>> = false;
+template <typename Value>
+constexpr bool has_sign<Rounding<Value>> = false;
+
+template <typename Value>
+__device__ __forceinline__ Value load_stored(const Value* value) { return PENSTOCK_STREAM_LOAD(value); }
+template <typename Value>
+__device__ __forceinline__ Absolute<Value> load_stored(const Absolute<Value>* value) { return {load_stored(&value->number)}; }
+template <typename Value>
+__device__ __forceinline__ Rounding<Value> load_stored(const Rounding<Value>* value) { return {load_stored(&value->number)}; }
+__device__ __forceinline__ Rounding<short> load_stored(const Rounding<short>*) { return {}; }
+
+template <typename Value, int size>
+__device__ __forceinline__ void symmetric_bsr_correct(const float* corrections, const double* own_x, double* total)
 {
-    return Absolute<Value>{PENSTOCK_STREAM_LOAD(&value->number)};
+#pragma unroll
+    for (int r = 0; r < size; ++r)
+#pragma unroll
+        for (int c = 0; c < size; ++c) {
+            const double correction = double(corrections[r * size + c]);
+            total[r] += (has_sign<Value> ? correction : fabs(correction)) * own_x[c];
+        }
 }
 
 // Copies the `size` numbers at numbers[size * place] of the place of every lane to `shared`, lane after lane, and zeros for places
@@ -88,6 +109,7 @@ __global__ void __launch_bounds__(SPMV_THREADS) symmetric_bsr_spmv(
     const Vector* __restrict__ x, Vector* __restrict__ out, const double alpha)
 {
     constexpr int height = 32;
+    constexpr bool scaled = sizeof(Value) <= 2;  // by a power of two that a block has
     __shared__ double all_shared[SPMV_THREADS / height][height * size];
     const long long position = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const int lane = threadIdx.x % height;
@@ -96,32 +118,47 @@ __global__ void __launch_bounds__(SPMV_THREADS) symmetric_bsr_spmv(
     const bool stored_row = position < block_rows;
     const long long row = first_row + position, first = chunk_offsets[position / height];
     const int width = int((chunk_offsets[position / height + 1] - first) / height);
-    const int stop = int(width * (blockIdx.y + 1) / gridDim.y);
+    const int begin = int(width * blockIdx.y / gridDim.y), stop = int(width * (blockIdx.y + 1) / gridDim.y);
     const int* columns = column_indices + first + lane;
+    const unsigned char* exponent = exponents + first + lane;
     const Value* blocks = values + first * (size * size) + lane;
     double own_x[size], total[size] = {}, pending[size] = {};
     int pending_column = -1;
+    // Read a slot ahead, as other loads wait for them.
+    int next_column = begin < stop ? PENSTOCK_STREAM_LOAD(columns + (long long)begin * height) : -1;
+    int next_exponent = scaled && begin < stop ? exponent[(long long)begin * height] : 0;
 #pragma unroll
     for (int r = 0; r < size; ++r) own_x[r] = stored_row ? double(x[row * size + r]) : 0.0;
 #pragma unroll 2
-    for (int slot = int(width * blockIdx.y / gridDim.y); slot < stop; ++slot) {
-        const int column = PENSTOCK_STREAM_LOAD(columns + (long long)slot * height);
+    for (int slot = begin; slot < stop; ++slot) {
+        const int column = next_column;
+        const double scale = scaled ? power_of_two(next_exponent) : 1.0;
+        if (slot + 1 < stop) {
+            next_column = PENSTOCK_STREAM_LOAD(columns + (long long)(slot + 1) * height);
+            if constexpr (scaled) next_exponent = exponent[(long long)(slot + 1) * height];
+        }
         Value a[size * size];
 #pragma unroll
         for (int e = 0; e < size * size; ++e)
             a[e] = load_stored(blocks + (long long)(slot * size * size + e) * height);
-        const double scale = scale_of_block<Value>(exponents + first + lane + (long long)slot * height);
         if constexpr (size > 1) gather_lanes<size>(column, x, shared);  // one number a lane is read in order anyway
-        double below[size] = {};  // contribution of the transposed block to row `column`
+        double right[size] = {}, below[size] = {};  // contributions of the block, and of its transpose to row `column`
         if (column >= 0) {
 #pragma unroll
             for (int c = 0; c < size; ++c) {
                 const double xc = size > 1 ? shared[lane * size + c] : double(x[column]);
 #pragma unroll
                 for (int r = 0; r < size; ++r) {
-                    const double value = scale * double(a[r * size + c]);
-                    total[r] += value * xc;
+                    const double value = double(a[r * size + c]);
+                    (scaled ? right : total)[r] += value * xc;
                     below[c] += value * own_x[r];
+                }
+            }
+            if constexpr (scaled) {
+#pragma unroll
+                for (int r = 0; r < size; ++r) {
+                    total[r] += scale * right[r];
+                    below[r] *= scale;
                 }
             }
         }
@@ -141,7 +178,7 @@ __global__ void __launch_bounds__(SPMV_THREADS) symmetric_bsr_spmv(
     }
     add_lanes<size>(pending_column, pending, alpha, shared, out);
     if (corrected && blockIdx.y == 0 && stored_row)
-        symmetric_bsr_correct<size>(corrections + position * (size * size), own_x, total);
+        symmetric_bsr_correct<Value, size>(corrections + position * (size * size), own_x, total);
     add_lanes<size>(stored_row ? int(row) : -1, total, alpha, shared, out);
 }
 
@@ -184,7 +221,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmm(
             for (int c = 0; c < size; ++c) atomicAdd(out + (column * size + c) * columns + k, Vector(alpha * below[c]));
         }
     }
-    if (corrected) symmetric_bsr_correct<size>(corrections + position * (size * size), own_x, total);
+    if (corrected) symmetric_bsr_correct<Value, size>(corrections + position * (size * size), own_x, total);
 #pragma unroll
     for (int r = 0; r < size; ++r) atomicAdd(out + (row * size + r) * columns + k, Vector(alpha * total[r]));
 }

@@ -30,18 +30,53 @@ __global__ void __launch_bounds__(256) combine(
     if (i < n) y[i] = Vector(alpha * double(x[i]) + beta * double(y[i]));
 }
 
-// out = a D (f - y) + b v + c out for blocks of k vectors side by side, one thread per `size` rows of a vector; n is rows
-// times k. D consists of dense blocks of `size` rows on the diagonal. It is left out unless `scaled`, f unless `driven`;
-// `clears` sets y to zero afterwards. Terms with a zero b or c are not read.
+// out = a D (f - y) + b v + c out, one thread per row; D consists of dense blocks of `size` rows on the diagonal. It is left out
+// unless `scaled`, f unless `driven`; `clears` sets y to zero afterwards. Terms with a zero b or c are not read. Launch: thread
+// blocks of a multiple of `size` threads, 256 at most. Rows of blocks of an even size are loaded in pairs.
 template <typename Vector, int size>
 __global__ void __launch_bounds__(256) three_terms(
+    const long long n, const int scaled, const int driven, const int clears, const double a, const double b,
+    const double c, const Vector* __restrict__ diagonal, const Vector* __restrict__ f, Vector* __restrict__ y,
+    const Vector* __restrict__ v, Vector* __restrict__ out)
+{
+    constexpr int together = size % 2 ? 1 : 2;
+    typedef Pack<Vector, together> Loaded;
+    __shared__ double changes[256];
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const double change = i < n ? (driven ? double(f[i]) : 0.0) - double(y[i]) : 0.0;
+    double sum = change;
+    if (scaled) {
+        changes[threadIdx.x] = change;
+        __syncthreads();
+        if (i >= n) return;
+        const double* of_block = changes + threadIdx.x / size * size;
+        const Loaded* of_diagonal = (const Loaded*)(diagonal + i * size);
+        sum = 0.0;
+#pragma unroll
+        for (int column = 0; column < size; column += together) {
+            const Loaded loaded = of_diagonal[column / together];
+#pragma unroll
+            for (int other = 0; other < together; ++other) sum += double(loaded.number[other]) * of_block[column + other];
+        }
+    }
+    if (i >= n) return;
+    sum *= a;
+    if (b != 0.0) sum += b * double(v[i]);
+    if (c != 0.0) sum += c * double(out[i]);
+    out[i] = Vector(sum);
+    if (clears) y[i] = Vector(0);
+}
+
+// The same for k vectors side by side, one thread per `size` rows of a vector; n is rows times k.
+template <typename Vector, int size>
+__global__ void __launch_bounds__(256) three_terms_of_block(
     const long long n, const int k, const int scaled, const int driven, const int clears, const double a, const double b,
     const double c, const Vector* __restrict__ diagonal, const Vector* __restrict__ f, Vector* __restrict__ y,
     const Vector* __restrict__ v, Vector* __restrict__ out)
 {
     const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (thread >= n / size) return;
-    const long long block = k == 1 ? thread : thread / k, first = block * size * k + (k == 1 ? 0 : thread % k);
+    const long long block = thread / k, first = block * size * k + thread % k;
     double change[size];
 #pragma unroll
     for (int row = 0; row < size; ++row)

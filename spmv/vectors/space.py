@@ -328,10 +328,12 @@ def _three_terms_cuda(
 ) -> None:
     blocks = _as_blocks(diagonal, out)
     size = int(blocks.shape[1])
-    function = VECTOR_KERNELS.function(f"three_terms<{type_names(out)}, {size}>")
     flags = tuple(np.int32(flag) for flag in (diagonal is not None, f is not None, clears))
-    factors = (np.float64(a), np.float64(b), np.float64(c))
-    sizes = (np.int64(out.size), np.int32(1 if out.ndim == 1 else out.shape[1]))
-    launch(
-        function, out.size // size, _CUDA_THREADS, (*sizes, *flags, *factors, blocks, v if f is None else f, y, v, out)
-    )
+    rest = (*flags, np.float64(a), np.float64(b), np.float64(c), blocks, v if f is None else f, y, v, out)
+    if out.ndim == 1:
+        function = VECTOR_KERNELS.function(f"three_terms<{type_names(out)}, {size}>")
+        threads = _CUDA_THREADS // (32 * size) * 32 * size  # whole blocks, in whole warps
+        launch(function, out.size, threads, (np.int64(out.size), *rest))
+    else:
+        function = VECTOR_KERNELS.function(f"three_terms_of_block<{type_names(out)}, {size}>")
+        launch(function, out.size // size, _CUDA_THREADS, (np.int64(out.size), np.int32(out.shape[1]), *rest))

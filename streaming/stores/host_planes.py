@@ -82,10 +82,12 @@ class HostPlaneStore:
             If there is no memory for sums of what float32 loses, 32 bytes for each row of the matrix and each row of a block.
         """
         builder, pieces, lost = IndexBuilder(shape), list[Numbers](), None
-        converter = SlabConverter(format, block_size)
+        converter, buffer = SlabConverter(format, block_size), aligned_buffer(0)
         for slab in map(converter.convert, row_slabs_of(row_slabs, format)):
             subdivision = builder.add(slab)
-            piece = aligned_buffer(subdivision.nbytes)
+            if subdivision.nbytes > buffer.size:
+                buffer = aligned_buffer(subdivision.nbytes)
+            piece = buffer[: subdivision.nbytes]
             pack(slab, subdivision, piece)
             pieces.append(in_planes(subdivision, piece, slab.values_dtype))
             if LostSums.has_some(slab):

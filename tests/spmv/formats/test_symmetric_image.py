@@ -8,6 +8,7 @@ from kernel_targets import TARGETS
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.spmv import InputError, SymmetricBsrMatrix
+from penstock.spmv.compilation.table import find_kernel, has_kernel
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
 
 TYPES = [pytest.param(np.float32, id="float32"), pytest.param(np.int16, id="int16")]
@@ -36,14 +37,36 @@ def test_products_are_those_of_the_stored_numbers(target, label, size, values_dt
         out = target.put(before.copy())
         with target.running():
             operation = "spmv" if x.ndim == 1 else "spmm"
-            from penstock.spmv.compilation.table import find_kernel
-
             find_kernel("symmetric_image", operation, target.device_kind)(
                 target.put_matrix(image), target.put(x), out, 0.7, 0.3
             )
         expected = 0.7 * (stored @ x) + 0.3 * before
         bound = 1e-13 * (abs(stored) @ abs(x) + abs(before))
         assert (abs(target.get(out) - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("values_dtype", TYPES)
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("label", ["1x1", "empty rows", "just over a block"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_bounds_of_products_on_every_target(target, label, size, values_dtype):
+    """Products with absolute values, and with bounds of the rounding, are those of the reference."""
+    matrix, A = with_diagonal(size, label)
+    image = SymmetricImageMatrix.of(matrix, values_dtype)
+    x = np.abs(np.random.default_rng(0).uniform(-1, 1, A.shape[0]))
+    of_sizes, of_rounding = np.zeros(A.shape[0]), np.zeros(A.shape[0])
+    image.absolute().apply_slab(0, x, of_sizes, 1.0, 0.0)
+    image._rounding().apply_slab(0, x, of_rounding, 1.0, 0.0)
+    with target.running():
+        on_target = target.put_matrix(image)
+        found = target.put(np.zeros(A.shape[0])), target.put(np.zeros(A.shape[0]))
+        on_target.add_absolute(0, target.put(x), found[0])
+        if has_kernel("symmetric_image", "add_rounding", target.device_kind):
+            find_kernel("symmetric_image", "add_rounding", target.device_kind)(on_target, target.put(x), found[1])
+        else:
+            found[1][...] = image.bound(x) / (1 + (2.0**-20 if values_dtype is np.float32 else 2.0**-7))
+    for expected, out in zip((of_sizes, of_rounding), found, strict=True):
+        assert np.allclose(target.get(out), expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("values_dtype", TYPES)
