@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+from scipy.linalg import lapack
 
 from penstock.host.adaptive_threads import most_threads
 from penstock.host.threads import blas_limited
@@ -29,9 +30,11 @@ _PARTS = 128
 
 def inverse_of(A: SparseMatrix, negligible: float) -> CsrMatrix:
     """Return the dense inverse of a small matrix, on its device; entries and eigenvalues below ``negligible`` are zero."""
-    inverse = dense_inverse(A.to_csr().toarray(), negligible)
+    inverse, count = dense_inverse(A.to_csr().toarray(), negligible), A.shape[0]
     damaged = not np.isfinite(inverse).all()  # the check then says where
-    return CsrMatrix.from_csr(scipy.sparse.csr_array(inverse), check=damaged).to_device(A.device)
+    columns, offsets = np.arange(count, dtype=np.int32), count * np.arange(count + 1, dtype=np.int32)
+    of_rows = scipy.sparse.csr_array((inverse.ravel(), np.tile(columns, count), offsets), shape=A.shape)
+    return CsrMatrix.from_csr(of_rows, check=damaged).to_device(A.device)
 
 
 def dense_inverse(A: np.ndarray[Any, Any], negligible: float = 0.0) -> np.ndarray[Any, Any]:
@@ -53,14 +56,12 @@ def _dense_inverse(A: np.ndarray[Any, Any], negligible: float) -> np.ndarray[Any
     scale = np.where(diagonal > negligible, 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny)), 0.0)
     scaled = scale[:, None] * A * scale
     inverse = None
-    try:
-        pivots = np.diag(np.linalg.cholesky(scaled)) ** 2
-        if pivots.min() > _SINGULAR:
-            inverse = np.asarray(scale[:, None] * np.linalg.inv(scaled) * scale)
-        if inverse is not None and pivots.min() > len(A) * _SUSPICIOUS:  # no eigenvalue is that small
+    factor, failed = lapack.dpotrf(scaled, lower=1)
+    if not failed and (least_pivot := np.diag(factor).min() ** 2) > _SINGULAR:
+        half, _ = lapack.dpotri(factor, lower=1)
+        inverse = np.asarray(scale[:, None] * (np.tril(half) + np.tril(half, -1).T) * scale)
+        if least_pivot > len(A) * _SUSPICIOUS:  # no eigenvalue is that small
             return inverse
-    except np.linalg.LinAlgError:
-        pass
     values, vectors = np.linalg.eigh(scaled)
     least = _least_regular(values)
     if inverse is not None and least <= values[0]:

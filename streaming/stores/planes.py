@@ -360,4 +360,8 @@ class LostSums:
 
     def corrections(self) -> Numbers:
         """Return the corrections of the blocks on the diagonal."""
-        return corrections_of(self._sums.reshape(self._lost.shape), self._lost, self._diagonal)  # type: ignore[no-any-return]
+        sums, corrections = self._sums.reshape(self._lost.shape), np.empty(self._lost.shape, dtype=np.float32)
+        for start in range(0, len(sums), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            corrections[part] = corrections_of(sums[part], self._lost[part], self._diagonal[part])
+        return corrections
