@@ -7,9 +7,10 @@
 
 Cantilevers of random stiffness (lognormal, sigma 0.5) and random loads, to a true relative residual of 1e-8. Records are
 ``precision/<memory|streamed>/<precision>/<matrix>``; in memory the matrix and its image fit together, and streamed, the matrix
-storage may take a share of the bytes of its stored half, ``SHARES``. ``setup_seconds`` make the preconditioner and ``seconds`` are a solve with another load, both with compiled
-kernels, of a matrix that has been opened. ``link_passes`` are the bytes over the link for image, set-up and first solve
-together, in those of the stored half, and ``floor_seconds`` the time to move them. On a CPU the link is a disk.
+storage may take a share of the bytes of its stored half, ``SHARES``. ``setup_seconds`` make the preconditioner and ``seconds``
+are a solve with another load, both with compiled kernels, of a matrix that has been opened. ``link_passes`` are the bytes over
+the link for image, set-up and first solve together, in those of the stored half, and ``floor_seconds`` the time to move them. On
+a CPU the link is a disk.
 
 On a GPU ``-planes`` records are of a store in host memory whose values are in two planes. A large cube is given as such a store
 for its image, as one of whole values for float64, and solved once with each.

@@ -183,7 +183,8 @@ def image_of_streamed(
                 first = start["column_indices"]
                 exponents[first : first + of_blocks.size] = of_blocks
                 if measured:
-                    slab.apply_slab(first_row, ones, sums, 1.0, 0.0)
+                    for one, of_one in zip(ones, sums, strict=True):
+                        slab.apply_slab(first_row, one, of_one, 1.0, 0.0)
                     slab.add_diagonal_blocks(first_row, diagonal)
             elif name == "values" or structure is None:
                 _place(arrays, start, name, part)
@@ -199,7 +200,7 @@ def image_of_streamed(
     lost = A.device.asarray(lost)
     if dtype == np.float32:
         return replace(image, corrections=lost)
-    return image.corrected(sums + lost.reshape(sums.shape), diagonal + lost)
+    return image.corrected(sums + lost.reshape(-1, size).T, diagonal + lost)
 
 
 def _joined_arrays(index: MatrixIndex, values_dtype: np.dtype[Any], device: Device, part: Part) -> dict[str, Array]:

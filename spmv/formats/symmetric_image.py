@@ -81,23 +81,24 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         values, exponents = lowered(A.values, size, np.dtype(values_dtype), A.device)
         none = xp.zeros((A.shape[0] // size, size, size), dtype=np.float32)
         plain = cls(A.shape, A.dtype, A.chunk_offsets, A.column_indices, values, A.permutation, size, exponents, none)
-        return plain.corrected(A.apply(block_ones(A.shape[0], size, A.device)), A.diagonal_blocks(size))
+        return plain.corrected(_block_sums(A), A.diagonal_blocks(size))
 
     def corrected(self, row_sums: Array, diagonal: Array) -> Self:
         """Return the image with the blocks on the diagonal that A has, and with its sums of rows.
 
         Parameters
         ----------
-        row_sums : array, (n, block size)
-            ``A (I, I, ...)^T``, which the image gets up to the skew parts of blocks. A row whose errors are not small beside its
-            own block keeps another sum: in a matrix that is scaled so badly, constants are no slow modes.
+        row_sums : array, (block size, n)
+            A times the vectors of :func:`block_ones`, which the image gets up to the skew parts of blocks. A row whose
+            errors are not small beside its own block keeps another sum: in a matrix that is scaled so badly, constants are no
+            slow modes.
         diagonal : array, (block rows, block size, block size)
         """
         xp, size = self.device.xp, self.block_size
         if count_true(self.column_indices[self._first_slots()] != xp.arange(self.shape[0] // size)):
             raise InputError("a matrix with an empty block on the diagonal has no image")
         with np.errstate(all="ignore"):  # values beyond the range of float32 are found out by the diagonal
-            missing = (row_sums - self.apply(block_ones(self.shape[0], size, self.device))).reshape(-1, size, size)
+            missing = by_blocks(row_sums - _block_sums(self))
             return replace(self, corrections=corrections_of(missing, diagonal - self.diagonal_blocks(size), diagonal))
 
     def uncorrected(self) -> Self:
@@ -193,9 +194,26 @@ def corrections_of(missing: Array, of_diagonal: Array, diagonal: Array) -> Array
 
 
 def block_ones(rows: int, size: int, device: Device) -> Array:
-    """Return vectors, (rows, size), a product with which sums the blocks of each row."""
+    """Return vectors, (size, rows), products with which sum the blocks of each row.
+
+    On a CPU, products with one after the other take less time than with all at once.
+    """
     xp = device.xp
-    return xp.ascontiguousarray(xp.tile(xp.eye(size), (rows // size, 1)))
+    return xp.ascontiguousarray(xp.tile(xp.eye(size), rows // size))
+
+
+def _block_sums(A: SymmetricBsrMatrix) -> Array:
+    """Return products with these vectors."""
+    sums = A.device.xp.empty((A.block_size, A.shape[0]))
+    for ones, of_ones in zip(block_ones(A.shape[0], A.block_size, A.device), sums, strict=True):
+        A.apply(ones, of_ones)
+    return sums
+
+
+def by_blocks(sums: Array) -> Array:
+    """Return what such products, (size, rows), hold of each block row: (block rows, size, size)."""
+    size = len(sums)
+    return sums.T.reshape(-1, size, size)
 
 
 def lowered(values: Array, size: int, dtype: np.dtype[Any], device: Device) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.host.threads import mapped
 from penstock.spmv import Array, BudgetError, InputError, SparseMatrix, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, corrections_of
+from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, by_blocks, corrections_of
 from penstock.spmv.host_memory import available_nbytes
 from penstock.streaming.stores.base import PlaneStore, Store
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
@@ -352,16 +352,26 @@ class LostSums:
 
     def add(self, first_row: int, slab: SparseMatrix) -> None:
         """Add the losses of the rows of a slab, and of those that it stores for others."""
-        with np.errstate(all="ignore"):
-            lost = replace(slab, values=slab.values - slab.values.astype(np.float32))  # type: ignore[type-var]
-        lost.apply_slab(first_row, self._ones, self._sums, 1.0, 0.0)
+        values = np.empty_like(slab.values)
+
+        def lose_from(start: int) -> None:
+            part = slice(start, start + _AT_ONCE)
+            with np.errstate(all="ignore"):
+                values[part] = slab.values[part] - slab.values[part].astype(np.float32)
+
+        mapped(lose_from, range(0, values.size, _AT_ONCE))
+        lost = replace(slab, values=values)  # type: ignore[type-var]
+        for ones, sums in zip(self._ones, self._sums, strict=True):
+            lost.apply_slab(first_row, ones, sums, 1.0, 0.0)
         lost.add_diagonal_blocks(first_row, self._lost)
         slab.add_diagonal_blocks(first_row, self._diagonal)
 
     def corrections(self) -> Numbers:
         """Return the corrections of the blocks on the diagonal."""
-        sums, corrections = self._sums.reshape(self._lost.shape), np.empty(self._lost.shape, dtype=np.float32)
-        for start in range(0, len(sums), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
-            corrections[part] = corrections_of(sums[part], self._lost[part], self._diagonal[part])
+        corrections = np.empty(self._lost.shape, dtype=np.float32)
+        count, size = len(corrections), len(self._sums)
+        for start in range(0, count, _AT_ONCE):
+            part = slice(start, min(start + _AT_ONCE, count))
+            sums = by_blocks(self._sums[:, part.start * size : part.stop * size])
+            corrections[part] = corrections_of(sums, self._lost[part], self._diagonal[part])
         return corrections
