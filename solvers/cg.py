@@ -48,6 +48,8 @@ from penstock.spmv import Array, InputError
 _ENERGY_FACTOR = 8
 #: Where another method was near its floor, the true residual grows by this factor only because directions have become noise.
 _GROWN = 1e3
+# A direction belongs to the residual of the recurrence. A true one that is larger by this factor is another one.
+_STRAYED = 2.0
 
 
 def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
@@ -252,7 +254,8 @@ class ConjugateGradients(Method, name="cg"):
             state.p[...] = 0  # it is noise: a solve that resumes from this state restarts
             self.columns.end(0, StopReason.ROUNDING_FLOOR, residual)
             return
-        if self._lost_energy(state) and self._reached_floor(state):
+        strayed = residual > _STRAYED * self.problem.absolute(state.residual_norms[-1])
+        if (self._lost_energy(state) and self._reached_floor(state)) or strayed:
             reason = self._restart(state)  # the direction has become noise, which would lead further and further up
         else:
             reason, _ = self._precondition(state)

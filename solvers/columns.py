@@ -249,8 +249,8 @@ _LAST_WILL_DO = (
 _EARLY = (StopReason.MAXITER, StopReason.STOPPED, StopReason.NOT_FINITE)
 # A solve that breaks down with a residual above three times the norm of b has gone astray.
 _BROKEN = 3.0
-# Residuals of a solve that gets on rise and fall by less than this factor, as a rule.
-_GROWN = 100.0
+# Residuals of a solve that gets on rise and fall by less than this factor, as a rule. The square of the second one is a number.
+_GROWN, _MOST_GROWN = 100.0, 1e150
 
 
 class BestIterate:
@@ -278,7 +278,8 @@ class BestIterate:
         self._looks += 1
         self.last = list(residuals)
         self._largest = [max(pair) for pair in zip(self._largest, residuals, strict=True)]
-        drifted = [self._unit * (most / first) ** 2 for most, first in zip(self._largest, self._first, strict=True)]
+        grown = [min(most / first, _MOST_GROWN) for most, first in zip(self._largest, self._first, strict=True)]
+        drifted = [self._unit * factor**2 for factor in grown]
         pairs = list(zip(map(max, residuals, drifted), self.residuals, strict=True))
         between = _LOOKS_PER_COPY * self._copies < self._looks
         better = [residual < 0.5 * best or (between and residual < best) for residual, best in pairs]

@@ -149,3 +149,11 @@ class TestCopies:
 
         assert 15 <= len(copies) <= 25
         assert best.residuals[0] <= 0.7
+
+
+def test_residuals_that_grow_without_bound_are_no_error():
+    best = BestIterate(np.zeros(2), [1.0])
+
+    best.note(np.full(2, 1e300), [1e300])
+
+    assert best.residuals == [1.0]
