@@ -4,8 +4,8 @@ The iteration, its equations and its traffic stand in :mod:`penstock.solvers.cg_
 
 Differs from SciPy's ``cg``: convergence is only declared on the true residual ``b - A x``, which costs one more product when the
 recursive residual meets the tolerance. If the true residual does not meet it, it replaces the recursive one and the search
-restarts. During the solve, the true residual replaces the recursive one, and the search continues in the same direction,
-whenever rounding may have cost half of its digits (van der Vorst and Ye 2000).
+restarts. During the solve, the true residual replaces the recursive one whenever rounding may have cost half of its digits (van
+der Vorst and Ye 2000). The search then continues in the same direction, unless the true residual is more than twice as large.
 
 Examples
 --------
@@ -48,7 +48,8 @@ from penstock.spmv import Array, InputError
 _ENERGY_FACTOR = 8
 #: Where another method was near its floor, the true residual grows by this factor only because directions have become noise.
 _GROWN = 1e3
-# A direction belongs to the residual of the recurrence. A true one that is larger by this factor is another one.
+# The search direction belongs to the recursive residual. Where the true one is more than this many times as large, the direction
+# is of no use, and the search restarts.
 _STRAYED = 2.0
 
 
@@ -245,7 +246,7 @@ class ConjugateGradients(Method, name="cg"):
         self.columns.end(0, reason, residual)
 
     def _replace(self, state: CgState, recurrence: CgRecurrence) -> None:
-        """Replace the recursive residual by the true one and continue in the same direction."""
+        """Replace the recursive residual by the true one, and continue in the same direction if that still belongs to it."""
         residual = self._replaced_residual(state)
         if self.columns.test(0, residual):
             return
@@ -255,7 +256,8 @@ class ConjugateGradients(Method, name="cg"):
             self.columns.end(0, StopReason.ROUNDING_FLOOR, residual)
             return
         strayed = residual > _STRAYED * self.problem.absolute(state.residual_norms[-1])
-        if (self._lost_energy(state) and self._reached_floor(state)) or strayed:
+        lost = self._lost_energy(state)
+        if strayed or (lost and self._reached_floor(state)):
             reason = self._restart(state)  # the direction has become noise, which would lead further and further up
         else:
             reason, _ = self._precondition(state)

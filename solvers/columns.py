@@ -249,8 +249,10 @@ _LAST_WILL_DO = (
 _EARLY = (StopReason.MAXITER, StopReason.STOPPED, StopReason.NOT_FINITE)
 # A solve that breaks down with a residual above three times the norm of b has gone astray.
 _BROKEN = 3.0
-# Residuals of a solve that gets on rise and fall by less than this factor, as a rule. The square of the second one is a number.
-_GROWN, _MOST_GROWN = 100.0, 1e150
+# Residuals of a solve that gets on rise and fall by less than this factor, as a rule.
+_GROWN = 100.0
+# Growth counts as no more than this, so that its square stays finite.
+_MOST_GROWN = 1e150
 
 
 class BestIterate:

@@ -50,9 +50,9 @@ _SLOW, _DOUBTFUL = 0.2, 2
 # The image is given up after this many passes without halving the residual. The first pass may increase the residual, because it
 # minimises the error in the norm of A. Without an image, systems with slow passes have taken hundreds of sweeps.
 _HALVED, _PATIENCE = 0.5, 3
-# Rounding units of images, and the residual at which the first solve with one ends, in these: what remains is the difference of
-# the image and A. Of int16 a pass more costs more than the last digit of that solve.
+# Rounding units of images.
 _UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}
+# The first solve ends at this residual, in these units; a smaller one for int16 saves passes, which cost more than iterations.
 _FIRST = {np.dtype(np.float32): 100.0, np.dtype(np.int16): 50.0}
 # Products with A in float32 may add an error to a residual of this share of the tolerance, or of the residual that is expected.
 _LOST_OF_TOLERANCE, _LOST_OF_EXPECTED = 0.5, 2e-3

@@ -1,7 +1,7 @@
 """Where a kernel can be run by a test: the CPU, the CUDA emulator in warps of 32 or 64, a real GPU."""
 
 import functools
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -99,5 +99,5 @@ def converting(target):
     """Make matrices in NumPy arrays pass for CUDA ones while the emulator runs."""
     with target.running(), pytest.MonkeyPatch.context() as patch:
         if target.name.startswith("emulated"):
-            patch.setattr(SparseMatrix, "device", SimpleNamespace(kind="cuda", xp=np))
+            patch.setattr(SparseMatrix, "device", SimpleNamespace(kind="cuda", xp=np, current=nullcontext))
         yield

@@ -29,7 +29,10 @@ _PARTS = 128
 
 
 def inverse_of(A: SparseMatrix, negligible: float) -> CsrMatrix:
-    """Return the dense inverse of a small matrix, on its device; entries and eigenvalues below ``negligible`` are zero."""
+    """Return the dense inverse of a small matrix, all of whose entries are stored, on its device.
+
+    Diagonal entries of the matrix up to ``negligible`` are zero.
+    """
     inverse, count = dense_inverse(A.to_csr().toarray(), negligible), A.shape[0]
     damaged = not np.isfinite(inverse).all()  # the check then says where
     columns, offsets = np.arange(count, dtype=np.int32), count * np.arange(count + 1, dtype=np.int32)
@@ -59,7 +62,7 @@ def _dense_inverse(A: np.ndarray[Any, Any], negligible: float) -> np.ndarray[Any
     factor, failed = lapack.dpotrf(scaled, lower=1)
     if not failed and (least_pivot := np.diag(factor).min() ** 2) > _SINGULAR:
         half, _ = lapack.dpotri(factor, lower=1)
-        inverse = np.asarray(scale[:, None] * (np.tril(half) + np.tril(half, -1).T) * scale)
+        inverse = np.asarray((np.tril(half) + np.tril(half, -1).T) * np.outer(scale, scale))
         if least_pivot > len(A) * _SUSPICIOUS:  # no eigenvalue is that small
             return inverse
     values, vectors = np.linalg.eigh(scaled)

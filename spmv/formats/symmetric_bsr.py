@@ -374,8 +374,9 @@ def _stored_diagonal_cpu(A: SymmetricBsrMatrix, first_row: int, blocks: Array) -
     rows, slots = first_row // size + np.arange(A.shape[0] // size), A._first_slots()
     found = slots < stored  # of empty chunks at the end
     found[found] = A.column_indices[slots[found]] == rows[found]
-    scalars = A.values[A._first_scalars()[found, None] + np.arange(size**2) * HEIGHT]
-    blocks[rows[found]] = scalars.reshape(-1, size, size)
+    first, rows = A._first_scalars()[found], rows[found]
+    for scalar in range(size**2):  # one at a time, which takes less memory
+        blocks[rows, scalar // size, scalar % size] = A.values[first + scalar * HEIGHT]
 
 
 @register_kernel("symmetric_bsr", "stored_diagonal", "cuda")

@@ -27,9 +27,9 @@ from penstock.spmv.formats.traits import Traits
 _BITS = 15
 # Errors of a row are made up for if they are below this share of its block on the diagonal.
 _SMALL = 2.0**-8
-# Errors in units of half of the last place: those of float32 are of corrections, too, which are rounded, and those of 16 bits may
-# be of values that had been rounded to float32 before.
-_HALVES = {np.dtype(np.float32): 1.0 + 2.0**-20, np.dtype(np.int16): 1.0 + 2.0**-7}
+# Factors of bounds, which are sums of half a unit of the last place of each number: for the rounding of these sums, and with 16
+# bits because the numbers may have been rounded to float32 before, which adds up to 2^-8 of that.
+_SLACK = {np.dtype(np.float32): 1.0 + 2.0**-20, np.dtype(np.int16): 1.0 + 2.0**-7}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,7 +150,10 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         return replace(self, values=abs(self.values), corrections=abs(self.corrections))
 
     def bound(self, z: Array) -> Array:
-        """Return a vector that bounds ``|(A - image) z|`` entry by entry, at the cost of a product."""
+        """Return a vector that bounds ``|(A - image) z|`` entry by entry, at the cost of a product.
+
+        For entries of A within the normal range of float32, which :func:`penstock.solvers.image_solve.has_image` makes sure of.
+        """
         xp, kind = self.device.xp, self.device.kind
         out, z = xp.zeros(self.shape[0]), xp.abs(z)
         with self.device.current():
@@ -159,7 +162,7 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
             else:
                 for start, slab in self.slabs(256 << 20):
                     slab._rounding().apply_slab(start, z, out, 1.0, 0.0)
-        out *= _HALVES[self.values.dtype]
+        out *= _SLACK[self.values.dtype]
         return out
 
     def _rounding(self) -> Self:

@@ -16,7 +16,8 @@ struct Absolute {
     __device__ __forceinline__ operator double() const { return fabs(double(number)); }
 };
 
-// In place of a stored type: bounds of what numbers have lost that were rounded to that type, of 16 bits in their units.
+// In place of a stored type: reads as a bound of the error of rounding to it, 2^-24 of the absolute value for float32; for 16 bits
+// 0.5, in units of the power of two of the block, without reading the number.
 template <typename Value>
 struct Rounding {
     Value number;
@@ -26,6 +27,12 @@ template <>
 struct Rounding<short> {
     __device__ __forceinline__ operator double() const { return 0.5; }
 };
+
+// Whether values are multiples of a power of two that their block has.
+template <typename Value>
+constexpr bool is_scaled = sizeof(Value) == 2;
+template <>
+constexpr bool is_scaled<Rounding<short>> = true;
 
 template <typename Value>
 constexpr bool has_sign = true;
@@ -109,7 +116,7 @@ __global__ void __launch_bounds__(SPMV_THREADS) symmetric_bsr_spmv(
     const Vector* __restrict__ x, Vector* __restrict__ out, const double alpha)
 {
     constexpr int height = 32;
-    constexpr bool scaled = sizeof(Value) <= 2;  // by a power of two that a block has
+    constexpr bool scaled = is_scaled<Value>;
     __shared__ double all_shared[SPMV_THREADS / height][height * size];
     const long long position = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const int lane = threadIdx.x % height;
@@ -124,7 +131,7 @@ __global__ void __launch_bounds__(SPMV_THREADS) symmetric_bsr_spmv(
     const Value* blocks = values + first * (size * size) + lane;
     double own_x[size], total[size] = {}, pending[size] = {};
     int pending_column = -1;
-    // Read a slot ahead, as other loads wait for them.
+    // Columns and exponents are read a slot ahead, because the gather of x and the scaling wait for them.
     int next_column = begin < stop ? PENSTOCK_STREAM_LOAD(columns + (long long)begin * height) : -1;
     int next_exponent = scaled && begin < stop ? exponent[(long long)begin * height] : 0;
 #pragma unroll

@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(256) combine(
 
 // out = a D (f - y) + b v + c out, one thread per row; D consists of dense blocks of `size` rows on the diagonal. It is left out
 // unless `scaled`, f unless `driven`; `clears` sets y to zero afterwards. Terms with a zero b or c are not read. Launch: thread
-// blocks of a multiple of `size` threads, 256 at most. Rows of blocks of an even size are loaded in pairs.
+// blocks of a multiple of `size` threads, 256 at most. Rows of blocks of an even size are loaded in pairs, so D must be aligned to
+// two scalars.
 template <typename Vector, int size>
 __global__ void __launch_bounds__(256) three_terms(
     const long long n, const int scaled, const int driven, const int clears, const double a, const double b,

@@ -370,8 +370,8 @@ class LostSums:
         """Return the corrections of the blocks on the diagonal."""
         corrections = np.empty(self._lost.shape, dtype=np.float32)
         count, size = len(corrections), len(self._sums)
-        for start in range(0, count, _AT_ONCE):
-            part = slice(start, min(start + _AT_ONCE, count))
+        for start in range(0, count, step := max(1, _AT_ONCE // size**2)):
+            part = slice(start, min(start + step, count))
             sums = by_blocks(self._sums[:, part.start * size : part.stop * size])
             corrections[part] = corrections_of(sums, self._lost[part], self._diagonal[part])
         return corrections

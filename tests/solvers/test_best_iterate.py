@@ -154,6 +154,7 @@ class TestCopies:
 def test_residuals_that_grow_without_bound_are_no_error():
     best = BestIterate(np.zeros(2), [1.0])
 
-    best.note(np.full(2, 1e300), [1e300])
+    for residual in (1e300, np.inf, np.nan):
+        best.note(np.full(2, 1e300), [residual])
 
     assert best.residuals == [1.0]

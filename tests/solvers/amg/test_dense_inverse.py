@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+import scipy.sparse
 from kernel_targets import TARGETS
 
-from penstock.solvers.amg.dense_inverse import dense_inverse
-from penstock.spmv import InputError
+from penstock.solvers.amg.dense_inverse import dense_inverse, inverse_of
+from penstock.spmv import CsrMatrix, InputError
 from penstock.spmv.compilation.table import find_kernel
 
 
@@ -35,6 +36,22 @@ def test_of_a_slender_beam_nothing_is_cut():
 def test_of_what_is_only_rounding_it_is_zero():
     assert not dense_inverse(np.array([[3e-17]]), negligible=1e-13).any()
     assert not dense_inverse(np.zeros((2, 2))).any()
+
+
+def test_it_is_exactly_symmetric():
+    inverse = dense_inverse(matrix(np.geomspace(1e-3, 1.0, 30)))
+
+    assert (inverse == inverse.T).all()
+
+
+def test_rows_of_zeros_are_kept():
+    A = matrix(np.linspace(1.0, 2.0, 30))
+    A[7], A[:, 7] = 0.0, 0.0
+
+    inverse = inverse_of(CsrMatrix.from_csr(scipy.sparse.csr_array(A)), negligible=1e-13).to_csr().toarray()
+
+    assert not inverse[7].any()
+    assert np.allclose(inverse @ A, np.diag(np.arange(30) != 7), atol=1e-10)
 
 
 def test_numbers_out_of_range_are_refused():

@@ -70,10 +70,10 @@ def test_blocks_on_the_diagonal_are_those_of_the_matrix_wherever_slabs_begin(ban
     np.testing.assert_array_equal(blocks, expected)
 
 
-@pytest.mark.parametrize("target", [target for target in TARGETS if target.id != "cpu"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("values", [np.float64, np.float32])
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
-def test_a_gpu_copies_the_blocks_that_are_stored_on_the_diagonal(size, values, target):
+def test_the_blocks_that_are_stored_on_the_diagonal_are_copied(size, values, target):
     """Also those of rows without one, which are zero, and of slabs that begin anywhere."""
     rng, nodes = np.random.default_rng(size), 150
     pattern = scipy.sparse.random_array((nodes, nodes), density=0.03, rng=rng) + scipy.sparse.diags_array(
@@ -91,6 +91,8 @@ def test_a_gpu_copies_the_blocks_that_are_stored_on_the_diagonal(size, values, t
             slab = SymmetricBsrMatrix.slab_from_csr(
                 rows, first * size, block_size=size, values_dtype=values, check=False
             )
-            find_kernel("symmetric_bsr", "stored_diagonal", "cuda")(target.put_matrix(slab), first * size, blocks)
+            find_kernel("symmetric_bsr", "stored_diagonal", target.device_kind)(
+                target.put_matrix(slab), first * size, blocks
+            )
 
     np.testing.assert_array_equal(target.get(blocks), expected.astype(values).astype(np.float64))

@@ -30,3 +30,17 @@ def test_products_with_a_view(target, size, dtype):
 
     expected = scipy.sparse.bsr_array((blocks[1:].reshape(-1, size, size), pattern.indices, pattern.indptr))
     assert np.allclose(target.get(out), expected @ target.get(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("size", "dtype"), [(2, np.float64), (2, np.float32), (3, np.float64), (6, np.float64)])
+def test_diagonals_that_are_a_view(target, size, dtype):
+    numbers = np.random.default_rng(size).uniform(-1, 1, 9 * size * size + 1).astype(dtype)
+    y, v = (target.put(np.zeros(9 * size, dtype=dtype)) for _ in range(2))
+    f, out = target.put(np.ones(9 * size, dtype=dtype)), target.put(np.full(9 * size, np.nan, dtype=dtype))
+    blocks = target.put(numbers)[1:].reshape(-1, size, size)
+
+    with converting(target):
+        find_kernel("vector", "three_terms", target.device_kind)(1.0, blocks, f, y, 0.0, v, 0.0, out, False)
+
+    assert np.allclose(target.get(out), numbers[1:].reshape(-1, size).sum(axis=1), atol=1e-5)

@@ -72,7 +72,7 @@ def test_three_terms_agree_with_numpy_to_a_few_roundings(dtype, columns, c, scal
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("columns", [(), (2,)])
-@pytest.mark.parametrize("size", [2, 3, 6])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
 def test_three_terms_with_dense_blocks_on_the_diagonal(dtype, columns, size, target):
     generator = np.random.default_rng(size)
     for count in (1, 5, 300):

@@ -13,6 +13,7 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.files.to_store import store_files
 from penstock.spmv import CPU, CsrMatrix, Device, InputError, StoreError
 from penstock.spmv.formats.partition import row_slabs
+from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
 from penstock.streaming import FileStore, HostPlaneStore, HostStore, Ring, StoreBuilder, StreamedMatrix
 from penstock.streaming.image import completed_by, image_of_store
 from penstock.streaming.stores import planes as planes_module
@@ -457,3 +458,16 @@ def test_a_builder_and_files_make_planes(tmp_path):
         with store:
             assert abs(read_whole(store) - A).max() == 0
     assert solve(tmp_path / "half", LOADS[:, 0], device="cpu").converged
+
+
+def test_corrections_are_those_of_the_whole_matrix_however_they_are_computed(monkeypatch):
+    matrix = BEAM.matrix("symmetric_bsr")
+    with HostPlaneStore.create(row_slabs(matrix, 7)) as store:
+        at_once = store.corrections()
+    monkeypatch.setattr(planes_module, "_AT_ONCE", 9 * 32)  # numbers of 32 blocks
+    with HostPlaneStore.create(row_slabs(matrix, 7)) as store:
+        in_pieces = store.corrections()
+
+    np.testing.assert_array_equal(in_pieces, at_once)
+    expected = SymmetricImageMatrix.of(matrix, np.float32).corrections
+    np.testing.assert_allclose(at_once, expected, rtol=0, atol=1e-5 * abs(expected).max())
