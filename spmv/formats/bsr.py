@@ -13,7 +13,7 @@ from numba import prange
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.intrinsics import fused
-from penstock.spmv.compilation.jit import parallel_kernel, shared_range
+from penstock.spmv.compilation.jit import embedded_kernel, parallel_kernel, shared_range
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import CPU, Array, address_of
 from penstock.spmv.errors import InputError
@@ -231,6 +231,70 @@ def _spmv_any(offsets: Array, columns: Array, values: Array, x: Array, out: Arra
                     out[k] = fused(beta, out[k], alpha * t1)
 
 
+# Of few vectors side by side two are multiplied at a time, in registers: blocks are read again from a cache.
+@embedded_kernel
+def _put(out: Array, i: int, k: int, total: float, alpha: float, beta: float) -> None:
+    out[i, k] = alpha * total if beta == 0.0 else fused(beta, out[i, k], alpha * total)
+
+
+@parallel_kernel
+def _spmm_few_3(offsets: Array, columns: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
+    for block_row in prange(offsets.shape[0] - 1):
+        for k in range(0, out.shape[1], 2):
+            m = min(k + 1, out.shape[1] - 1)
+            t0 = t1 = t2 = s0 = s1 = s2 = 0.0
+            for block in range(offsets[block_row], offsets[block_row + 1]):
+                j, a = np.uint64(3) * np.uint64(np.uint32(columns[block])), values[block]
+                a00, a01, a02 = np.float64(a[0, 0]), np.float64(a[0, 1]), np.float64(a[0, 2])
+                a10, a11, a12 = np.float64(a[1, 0]), np.float64(a[1, 1]), np.float64(a[1, 2])
+                a20, a21, a22 = np.float64(a[2, 0]), np.float64(a[2, 1]), np.float64(a[2, 2])
+                x0, y0 = np.float64(x[j, k]), np.float64(x[j, m])
+                x1, y1 = np.float64(x[j + np.uint64(1), k]), np.float64(x[j + np.uint64(1), m])
+                x2, y2 = np.float64(x[j + np.uint64(2), k]), np.float64(x[j + np.uint64(2), m])
+                t0 += a00 * x0 + a01 * x1 + a02 * x2
+                t1 += a10 * x0 + a11 * x1 + a12 * x2
+                t2 += a20 * x0 + a21 * x1 + a22 * x2
+                s0 += a00 * y0 + a01 * y1 + a02 * y2
+                s1 += a10 * y0 + a11 * y1 + a12 * y2
+                s2 += a20 * y0 + a21 * y1 + a22 * y2
+            i = 3 * block_row
+            _put(out, i, k, t0, alpha, beta)
+            _put(out, i + 1, k, t1, alpha, beta)
+            _put(out, i + 2, k, t2, alpha, beta)
+            if m > k:
+                _put(out, i, m, s0, alpha, beta)
+                _put(out, i + 1, m, s1, alpha, beta)
+                _put(out, i + 2, m, s2, alpha, beta)
+
+
+@parallel_kernel
+def _spmm_few(offsets: Array, columns: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
+    size = values.shape[1]
+    for block_row in prange(offsets.shape[0] - 1):
+        for k in range(0, out.shape[1], 2):
+            m = min(k + 1, out.shape[1] - 1)
+            for r in range(0, size, 2):
+                q = min(r + 1, size - 1)
+                t0 = t1 = s0 = s1 = 0.0
+                for block in range(offsets[block_row], offsets[block_row + 1]):
+                    first = np.int64(columns[block]) * size
+                    for c in range(size):
+                        xk, xm = np.float64(x[first + c, k]), np.float64(x[first + c, m])
+                        a, b = np.float64(values[block, r, c]), np.float64(values[block, q, c])
+                        t0 += a * xk
+                        t1 += b * xk
+                        s0 += a * xm
+                        s1 += b * xm
+                i, j = block_row * size + r, block_row * size + q
+                _put(out, i, k, t0, alpha, beta)
+                if j > i:
+                    _put(out, j, k, t1, alpha, beta)
+                if m > k:
+                    _put(out, i, m, s0, alpha, beta)
+                if m > k and j > i:
+                    _put(out, j, m, s1, alpha, beta)
+
+
 @parallel_kernel
 def _spmm(offsets: Array, columns: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
     size, width = values.shape[1], out.shape[1]
@@ -275,7 +339,11 @@ def _spmv_cpu(A: BsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> 
 
 @register_kernel("bsr", "spmm", "cpu")
 def _spmm_cpu(A: BsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    _spmm(A.row_offsets, A.column_indices, A.values, x, out, alpha, beta)
+    if out.shape[1] < (8 if A.row_granularity == 3 else 4):
+        product = _spmm_few_3 if A.row_granularity == 3 else _spmm_few
+    else:
+        product = _spmm
+    product(A.row_offsets, A.column_indices, A.values, x, out, alpha, beta)
 
 
 @register_kernel("bsr", "diagonal_blocks", "cpu")
