@@ -234,30 +234,39 @@ class ConjugateGradients(Method, name="cg"):
 
     def _test(self, state: CgState, recurrence: CgRecurrence) -> None:
         """Compute the true residual when the recursive one is small; restart from it if it is not small."""
-        previous, residual = state.last_true_residual, self._replaced_residual(state)
-        state.last_true_residual = residual
+        residual = self._replaced_residual(state)
         if self.columns.test(0, residual):
+            state.last_true_residual = residual
             state.p[...] = 0  # a solve that resumes from this state restarts
             return
+        reason = self._restart_from(state, residual)
+        recurrence.put(**_scalars(state))
+        self.columns.end(0, reason, residual)
+
+    def _restart_from(self, state: CgState, residual: float) -> StopReason | None:
+        """Restart from a true residual, unless it has fallen too little since the last time."""
+        previous, state.last_true_residual = state.last_true_residual, residual
         reason = self._restart(state)
         if reason is None and self.problem.is_useless(residual, previous):
             reason = self.problem.stagnation(state.x, residual)
-        recurrence.put(**_scalars(state))
-        self.columns.end(0, reason, residual)
+        return reason
 
     def _replace(self, state: CgState, recurrence: CgRecurrence) -> None:
         """Replace the recursive residual by the true one, and continue in the same direction if that still belongs to it."""
         residual = self._replaced_residual(state)
         if self.columns.test(0, residual):
             return
-        grown = residual > _GROWN * self.problem.absolute(min(state.residual_norms))
+        if residual > _STRAYED * self.problem.absolute(state.residual_norms[-1]):
+            reason = self._restart_from(state, residual)
+            recurrence.put(**_scalars(state))
+            self.columns.end(0, reason, residual)
+            return
+        grown = residual > _GROWN * self._least_residual(state)
         if self._taken_over and grown and self._reached_floor(state):
             state.p[...] = 0  # it is noise: a solve that resumes from this state restarts
             self.columns.end(0, StopReason.ROUNDING_FLOOR, residual)
             return
-        strayed = residual > _STRAYED * self.problem.absolute(state.residual_norms[-1])
-        lost = self._lost_energy(state)
-        if strayed or (lost and self._reached_floor(state)):
+        if self._lost_energy(state) and self._reached_floor(state):
             reason = self._restart(state)  # the direction has become noise, which would lead further and further up
         else:
             reason, _ = self._precondition(state)
@@ -282,8 +291,11 @@ class ConjugateGradients(Method, name="cg"):
 
     def _reached_floor(self, state: CgState) -> bool:
         """Return whether the residual was once near the rounding floor."""
-        least = self.problem.absolute(min(state.residual_norms))
-        return self.problem.stagnation(state.x, least) is StopReason.ROUNDING_FLOOR
+        return self.problem.stagnation(state.x, self._least_residual(state)) is StopReason.ROUNDING_FLOOR
+
+    def _least_residual(self, state: CgState) -> float:
+        """Return the least residual of the recurrence; those of another method, from which this one went on, may not be true."""
+        return self.problem.absolute(min(state.residual_norms[self._taken_over :]))
 
     def _restart(self, state: CgState) -> StopReason | None:
         """Restart with the preconditioned residual as direction; the residual was computed as ``b - A x``."""

@@ -143,8 +143,8 @@ class Method(ABC):
     best: BestIterate
     #: Seconds of the last call of ``advance`` in which the host only started work for a GPU.
     starting_seconds: float = 0.0
-    #: Whether it goes on from another method.
-    _taken_over: bool = False
+    #: Number of iterations of another method from which it goes on, if it does.
+    _taken_over: int = 0
 
     def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -352,8 +352,8 @@ class Method(ABC):
 
     def _take_over(self, method: Method, state: Any) -> Any:
         """Go on from another method: from its solutions, and the best iterates of columns without one; iterations count on."""
-        self._taken_over = True
         x, histories = method.best.x, method.columns.histories
+        self._taken_over = len(histories[0]) - 1
         for column, reason in enumerate(method.columns.reasons):
             if reason is StopReason.CONVERGED:
                 self.problem.column(x, column)[...] = self.problem.column(state.x, column)

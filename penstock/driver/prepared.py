@@ -319,7 +319,7 @@ class PreparedSystem:
         ----------
         A : matrix
             Of the kind that was prepared, in memory or a file. A system that was prepared from a store takes another store with
-            the same cut and pattern, or a matrix in memory, whose values are then written into the store.
+            the same cut and pattern, or a matrix in memory, whose values are written into it (a HostPlaneStore keeps its own).
         preconditioner : {"auto", "values", "keep"}
             ``"values"`` makes it again for the new values, from what depends on the pattern only: aggregates and tentative
             prolongator stay. ``"keep"`` leaves it as it is, a fixed operator: solutions are as accurate, and need more

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import scipy.sparse
+import scipy.spatial
 
 from penstock.fem import Cantilever, LognormalMaterial, TwoPhaseMaterial
 from penstock.solvers import CoarseCgState, StopReason, block_cg, cg, chebyshev, smoothed_aggregation
@@ -189,6 +190,47 @@ def test_the_rounding_floor_ends_the_solve():
         result.iterations < 300
     )  # with those of plain conjugate gradients, as long as these get on; they depend on rounding
     assert max(result.residual_norms[12:]) < 1e-11  # they do not run away from there
+
+
+def test_free_bodies_end_at_their_rounding_floor():
+    """Springs between points in space; what is left of b is noise, partly in the null space, and so are directions."""
+    for seed in range(5):
+        rng, count = np.random.default_rng(seed), 150
+        points = rng.random((count, 3))
+        near = scipy.spatial.cKDTree(points).query(points, k=14)[1]
+        springs = {(min(pair), max(pair)) for node in near for pair in zip([node[0]] * 13, node[1:], strict=True)}
+        K = np.zeros((count, 3, count, 3))
+        for i, j in springs:
+            along = points[j] - points[i]
+            stiffness = np.outer(along, along) / np.linalg.norm(along) ** 3
+            K[i, :, i] += stiffness
+            K[j, :, j] += stiffness
+            K[i, :, j] -= stiffness
+            K[j, :, i] -= stiffness
+        A = CsrMatrix.from_csr(scipy.sparse.csr_array(K.reshape(3 * count, 3 * count)))
+        modes = np.zeros((count, 3, 6))
+        modes[:, range(3), range(3)] = 1.0
+        for mode, (i, j) in enumerate(((0, 1), (1, 2), (2, 0)), start=3):
+            modes[:, i, mode], modes[:, j, mode] = points[:, j], -points[:, i]
+        modes = np.linalg.qr(modes.reshape(-1, 6))[0]
+        b = rng.standard_normal(3 * count)
+
+        result = cg(A, b - modes @ (modes.T @ b), M=smoothed_aggregation(A), rtol=1e-17, maxiter=2000)
+
+        assert result.reason is StopReason.ROUNDING_FLOOR
+        assert result.true_residual < 1e-14
+
+
+def test_a_large_guess_is_overcome():
+    """Rounding in a large x parts the true residual from that of the recurrence, from which no direction follows."""
+    beam = Cantilever(nodes=(200, 3, 3), dof=3)
+    A, b = beam.matrix(), beam.load()
+    M = smoothed_aggregation(A, coordinates=beam.mesh.coordinates())
+    guess = 1e9 * np.random.default_rng(8).standard_normal(beam.unknowns)
+
+    result = cg(A, b, guess, M=M, rtol=1e-15)
+
+    assert result.true_residual < 30 * cg(A, b, M=M, rtol=1e-15).true_residual
 
 
 def test_for_another_matrix_it_is_a_preconditioner_like_any_other():
