@@ -257,7 +257,10 @@ class ConjugateGradients(Method, name="cg"):
         if self.columns.test(0, residual):
             return
         if residual > _STRAYED * self.problem.absolute(state.residual_norms[-1]):
-            reason = self._restart_from(state, residual)
+            # Where b is out of range, x and its floor grow without bound, but the residual stays large.
+            small = residual <= math.sqrt(self.problem.unit) * float(self.problem.b_norms[0])
+            at_floor = small and self.problem.stagnation(state.x, residual) is StopReason.ROUNDING_FLOOR
+            reason = self._restart_from(state, residual) if at_floor else self._restart(state)
             recurrence.put(**_scalars(state))
             self.columns.end(0, reason, residual)
             return
