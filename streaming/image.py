@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv import Array, Device, DeviceError, InputError, SparseMatrix, format_named
-from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, lowered
+from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, add_block_sums, block_ones, lowered
 from penstock.streaming.execution.budget import MemoryBudget
 from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.workload import Ring
@@ -183,8 +183,7 @@ def image_of_streamed(
                 first = start["column_indices"]
                 exponents[first : first + of_blocks.size] = of_blocks
                 if measured:
-                    for one, of_one in zip(ones, sums, strict=True):
-                        slab.apply_slab(first_row, one, of_one, 1.0, 0.0)
+                    add_block_sums(slab, first_row, ones, sums)
                     slab.add_diagonal_blocks(first_row, diagonal)
             elif name == "values" or structure is None:
                 _place(arrays, start, name, part)

@@ -18,6 +18,7 @@ from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.compilation.table import find_kernel, has_kernel, register_kernel
 from penstock.spmv.device import Array, Device, count_true, device_of
 from penstock.spmv.errors import InputError
+from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.formats.symmetric_bsr import SymmetricBsrMatrix, add_on_cpu, add_vector_cuda, register_products
 from penstock.spmv.formats.symmetric_bsr_kernels import BIAS, _add_corrections
@@ -207,10 +208,17 @@ def block_ones(rows: int, size: int, device: Device) -> Array:
 
 def _block_sums(A: SymmetricBsrMatrix) -> Array:
     """Return products with these vectors."""
-    sums = A.device.xp.empty((A.block_size, A.shape[0]))
-    for ones, of_ones in zip(block_ones(A.shape[0], A.block_size, A.device), sums, strict=True):
-        A.apply(ones, of_ones)
+    ones = block_ones(A.shape[0], A.block_size, A.device)
+    sums = A.device.xp.zeros_like(ones)
+    with A.device.current():
+        add_block_sums(A, 0, ones, sums)
     return sums
+
+
+def add_block_sums(slab: SparseMatrix, first_row: int, ones: Array, sums: Array) -> None:
+    """Add the products of a slab with these vectors to those of the whole matrix."""
+    for one, of_one in zip(ones, sums, strict=True):
+        slab.apply_slab(first_row, one, of_one, 1.0, 0.0)
 
 
 def by_blocks(sums: Array) -> Array:

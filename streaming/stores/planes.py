@@ -16,7 +16,13 @@ import numpy as np
 from penstock.host.threads import mapped
 from penstock.spmv import Array, BudgetError, InputError, SparseMatrix, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, by_blocks, corrections_of
+from penstock.spmv.formats.symmetric_image import (
+    SymmetricImageMatrix,
+    add_block_sums,
+    block_ones,
+    by_blocks,
+    corrections_of,
+)
 from penstock.spmv.host_memory import available_nbytes
 from penstock.streaming.stores.base import PlaneStore, Store
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
@@ -361,8 +367,7 @@ class LostSums:
 
         mapped(lose_from, range(0, values.size, _AT_ONCE))
         lost = replace(slab, values=values)  # type: ignore[type-var]
-        for ones, sums in zip(self._ones, self._sums, strict=True):
-            lost.apply_slab(first_row, ones, sums, 1.0, 0.0)
+        add_block_sums(lost, first_row, self._ones, self._sums)
         lost.add_diagonal_blocks(first_row, self._lost)
         slab.add_diagonal_blocks(first_row, self._diagonal)
 
