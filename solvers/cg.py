@@ -204,9 +204,8 @@ class ConjugateGradients(Method, name="cg"):
             self._recurrence.put(**initial, **_scalars(state))
         recurrence, before = self._recurrence, state.iteration
         began, waited = time.perf_counter(), self.problem.waited_seconds
-        recurrence.advance(iterations)
+        self.problem.products += recurrence.advance(iterations)
         self.starting_seconds = time.perf_counter() - began - (self.problem.waited_seconds - waited)
-        self.problem.products += iterations
         scalars = recurrence.look()
         state.iteration = int(scalars[Scalar.ITERATION])
         state.rho, state.matrix_norm = float(scalars[Scalar.RHO]), float(scalars[Scalar.MATRIX_NORM])

@@ -10,7 +10,8 @@ One iteration, in three fused passes over vectors; scalars stay on the device of
 
 This is 11 n values besides those of A and M, 10 n without a preconditioner. A preconditioner of diagonal blocks of b rows is
 part of the second pass and reads its own b n values; any other one is applied between the passes, and r.z then reads 2 n more.
-Vectors in memory: b of the caller, x, the best x so far, r, p, q and, with a preconditioner, z.
+Vectors in memory: b of the caller, x, the best x so far, r, p, q and, with a preconditioner, z. On a CPU z is not computed where
+r has become small enough: the true residual decides then, and M would be applied once more than there are iterations.
 
 A preconditioner made of products with A also computes ``w = A z``. Then q is not a product but ``w + beta q``, which reads 2 n
 values and writes n: streamed, all products of an iteration can share a sweep, and w is an additional vector. The bound of the
@@ -80,11 +81,14 @@ class CgRecurrence:
         iterate = self._iterate_with_one_sum if at_once else self._iterate
         self._iterate_once = Replay(iterate, capturable=True) if capturable else iterate
         self.matrix_seconds = self.preconditioner_seconds = 0.0
+        self._left_out = 0  # products of the last iterations
 
-    def advance(self, iterations: int) -> None:
-        """Start iterations, at most :data:`MOST_UNREAD`; on CUDA the host does not wait for them."""
+    def advance(self, iterations: int) -> int:
+        """Start iterations, at most :data:`MOST_UNREAD`, and return their products with A; on CUDA the host does not wait."""
+        self._left_out = 0
         for _ in range(iterations):
             self._iterate_once()
+        return iterations - self._left_out
 
     def _iterate(self) -> None:
         passes = self._passes
@@ -122,8 +126,10 @@ class CgRecurrence:
         self.matrix_seconds += time.perf_counter() - began
 
     def _apply_preconditioner(self) -> None:
-        """Set z, and w if the preconditioner computes it, and sum r.z, unless a pass does."""
-        if self._precondition is not None:
+        """Set z, and w if the preconditioner computes it, and sum r.z, unless a pass does or none of it is needed any more."""
+        if self._precondition is not None and self._passes.ends:
+            self._left_out += self._with_product is not None
+        elif self._precondition is not None:
             of, began = self._passes, time.perf_counter()
             if self._with_product is None:
                 self._precondition(of.r, of.z, 1.0, 0.0)

@@ -204,6 +204,12 @@ def foresee(sums: Array, numbers: Array) -> None:
 
 
 @serial_kernel
+def is_small(sums: Array, numbers: Array) -> bool:
+    """Return whether the residual of this iteration is small, so that :func:`extend` will halt."""
+    return bool(numbers[_AT.ACTIVE] != 0.0 and _gather(sums, _R_R) <= numbers[_AT.THRESHOLD_SQUARED])
+
+
+@serial_kernel
 def _judge(sums: Array, numbers: Array) -> float:
     """Return beta, or NaN if p must not change; set the halt."""
     residual_squared, rho = _gather(sums, _R_R), _gather(sums, _R_Z)
@@ -317,6 +323,11 @@ class Passes(ABC):
         """Whether the first pass also ends the last iteration."""
         return self.communicator.size == 1 and not self.at_once
 
+    @property
+    def ends(self) -> bool:
+        """Whether this iteration is known to be the last one, whose preconditioned residual is not needed."""
+        return False
+
     def _sums(self, parts: int) -> tuple[Array, Array]:
         """Return memory for partial sums and for sums."""
         partials = self.device.xp.zeros((len(Sum), parts))
@@ -382,6 +393,7 @@ class CpuPasses(Passes):
         chunk = CHUNK if self.blocks is None else CHUNK // self.block_size * self.block_size
         partials, sums = self._sums(max(1, -(-self.x.size // chunk)))
         tail = (partials, sums, self.numbers)
+        self._of_ends = (sums, self.numbers)
 
         def kernel(pair: KernelPair, *arguments: Any) -> Pass:
             return functools.partial(pair[partials.shape[1] > SERIAL_CHUNKS], chunk, *arguments)
@@ -400,3 +412,8 @@ class CpuPasses(Passes):
         self.extend_image = kernel(extend_image, self.w, self.q, self.numbers)
         self.close = functools.partial(close, sums, self.numbers)
         self._add_up_between(partials, sums)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the residual is small; of several ranks, nobody knows before the sums of all are formed."""
+        return self.closes and is_small(*self._of_ends)

@@ -33,10 +33,10 @@ _TIMES_ORDERS = 2
 #: they would take the second number of times as long as the look.
 FASTER, WORTH_A_LOOK = 2.0, 3
 # Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry of a
-# scalar matrix and of blocks. As measured for a dozen systems of 90,000 rows; a quarter as large ones, which stay in the cache,
-# take up to a third less.
-_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.02, 2.5e-6
-_MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.12e-6, 0.18e-6
+# scalar matrix and of blocks. As measured for fifty systems of 90,000 rows; a quarter as large ones, which stay in the cache,
+# take a tenth to a third less.
+_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.02, 2.0e-6
+_MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.12e-6, 0.11e-6
 # Coarse matrices are dense where nodes have many more neighbours of neighbours than neighbours. The further seconds are this
 # constant times the entries of the matrix, times the neighbours of neighbours of a node, times what their ratio to the neighbours
 # exceeds the usual one by. Both numbers are means over some nodes, evenly spaced.
@@ -45,14 +45,15 @@ _USUAL_GROWTH, _DENSE_ENTRY_SECONDS, _NODES_ASKED, _ROWS_ASKED = 6.0, 0.037e-9, 
 # In space it grows by less than this. Then the seconds are this constant times the nodes and the entries of the matrix.
 _USUAL_FURTHER_GROWTH, _RANDOM_ENTRY_SECONDS, _NODES_ASKED_FURTHER = 3.3, 0.5e-9, 8
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
-_UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
+_UNKNOWNS_OF_FRAMES, _FRAMES = 6, 3.0
 # An iteration with it, for a byte of a level at each visit: of scalar matrices a third less, of blocks as much more.
 _ITERATION_BYTE_SECONDS = 1.3e-9
 # The set-up of a coarse level of groups of nodes, for a row and for an entry.
 _GROUPS_SECONDS = {"cpu": (16e-6, 1.4e-6), "cuda": (1.5e-6, 0.045e-6)}
 # Where Jacobi is slow and no near-null space is known, it needs more iterations; but of scalar matrices without positive entries
-# beside the diagonal, such as of diffusion and graphs, nearly all need few.
-_NOTHING_KNOWN, _DIFFUSION = 1.2, 0.6
+# beside the diagonal, such as of diffusion and graphs, nearly all need few. Entries below this share of all on the diagonal are
+# rounding, as they are in hexahedra where stiffnesses cancel.
+_NOTHING_KNOWN, _DIFFUSION, _ROUNDING = 1.2, 0.6, 1e-12
 
 
 def jacobi_seconds(storage_nbytes: int, device_kind: str) -> float:
@@ -195,7 +196,10 @@ class FactorisationLook:
     @property
     def _is_diffusion(self) -> bool:
         A = self.A
-        return self.block_size == 1 and isinstance(A, CsrMatrix) and int(np.count_nonzero(A.values > 0)) <= A.shape[0]
+        if self.block_size > 1 or not isinstance(A, CsrMatrix):
+            return False
+        rounding = _ROUNDING * float(A.diagonal_blocks(1).min())
+        return int(np.count_nonzero(A.values > rounding)) <= A.shape[0]
 
     def _found(self, most: int) -> tuple[FactorisationSpec, float] | None:
         counted = factor_size(self._pattern, self._analysis.order, most)

@@ -319,6 +319,14 @@ class TestWaysToGiveThePreconditioner:
         assert result.converged
         assert result.x.dtype == np.float32
 
+    def test_it_is_applied_to_no_residual_that_is_small(self, A, b):
+        applied, diagonal = [], A.to_csr().diagonal()
+        result = cg(A, b, M=lambda r: applied.append(np.linalg.norm(r)) or r / diagonal, rtol=1e-8)
+
+        assert result.converged
+        assert len(applied) == result.iterations  # at the start, and after each iteration but the last
+        assert min(applied) > 1e-8 * np.linalg.norm(b)
+
     def test_it_sees_a_residual_it_may_not_change(self, A, b):
         """A function that returns what it was given is the identity."""
         np.testing.assert_array_equal(cg(A, b, M=lambda r: r).x, cg(A, b).x)
