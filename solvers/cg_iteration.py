@@ -10,8 +10,9 @@ One iteration, in three fused passes over vectors; scalars stay on the device of
 
 This is 11 n values besides those of A and M, 10 n without a preconditioner. A preconditioner of diagonal blocks of b rows is
 part of the second pass and reads its own b n values; any other one is applied between the passes, and r.z then reads 2 n more.
-Vectors in memory: b of the caller, x, the best x so far, r, p, q and, with a preconditioner, z. On a CPU z is not computed where
-r has become small enough: the true residual decides then, and M would be applied once more than there are iterations.
+Vectors in memory: b of the caller, x, the best x so far, r, p, q and, with a preconditioner, z. On a CPU, without other ranks
+and with two sums an iteration, M is not applied to an r that meets the tolerance: the recurrence halts there, and the true
+residual decides.
 
 A preconditioner made of products with A also computes ``w = A z``. Then q is not a product but ``w + beta q``, which reads 2 n
 values and writes n: streamed, all products of an iteration can share a sweep, and w is an additional vector. The bound of the
@@ -81,10 +82,13 @@ class CgRecurrence:
         iterate = self._iterate_with_one_sum if at_once else self._iterate
         self._iterate_once = Replay(iterate, capturable=True) if capturable else iterate
         self.matrix_seconds = self.preconditioner_seconds = 0.0
-        self._left_out = 0  # products of the last iterations
+        self._left_out = 0  # products with A that the last `advance` skipped
 
     def advance(self, iterations: int) -> int:
-        """Start iterations, at most :data:`MOST_UNREAD`, and return their products with A; on CUDA the host does not wait."""
+        """Start iterations, at most :data:`MOST_UNREAD`, and return how many products with A they take.
+
+        On CUDA the host does not wait for them.
+        """
         self._left_out = 0
         for _ in range(iterations):
             self._iterate_once()
@@ -126,8 +130,8 @@ class CgRecurrence:
         self.matrix_seconds += time.perf_counter() - began
 
     def _apply_preconditioner(self) -> None:
-        """Set z, and w if the preconditioner computes it, and sum r.z, unless a pass does or none of it is needed any more."""
-        if self._precondition is not None and self._passes.ends:
+        """Set z, and w if the preconditioner computes it, and sum r.z, unless a pass does or nothing reads them."""
+        if self._precondition is not None and self._passes.will_halt:
             self._left_out += self._with_product is not None
         elif self._precondition is not None:
             of, began = self._passes, time.perf_counter()

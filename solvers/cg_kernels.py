@@ -204,9 +204,12 @@ def foresee(sums: Array, numbers: Array) -> None:
 
 
 @serial_kernel
-def is_small(sums: Array, numbers: Array) -> bool:
-    """Return whether the residual of this iteration is small, so that :func:`extend` will halt."""
-    return bool(numbers[_AT.ACTIVE] != 0.0 and _gather(sums, _R_R) <= numbers[_AT.THRESHOLD_SQUARED])
+def halts(sums: Array, numbers: Array) -> bool:
+    """Return whether the recurrence has halted, or will in :func:`extend`, as the residual is small.
+
+    Where the curvature is bad, r.r is that of an earlier iteration; ``extend`` halts then in any case.
+    """
+    return bool(numbers[_AT.ACTIVE] == 0.0 or _gather(sums, _R_R) <= numbers[_AT.THRESHOLD_SQUARED])
 
 
 @serial_kernel
@@ -324,8 +327,8 @@ class Passes(ABC):
         return self.communicator.size == 1 and not self.at_once
 
     @property
-    def ends(self) -> bool:
-        """Whether this iteration is known to be the last one, whose preconditioned residual is not needed."""
+    def will_halt(self) -> bool:
+        """Whether the recurrence is known to halt in this iteration, so that nothing reads z and w."""
         return False
 
     def _sums(self, parts: int) -> tuple[Array, Array]:
@@ -393,7 +396,7 @@ class CpuPasses(Passes):
         chunk = CHUNK if self.blocks is None else CHUNK // self.block_size * self.block_size
         partials, sums = self._sums(max(1, -(-self.x.size // chunk)))
         tail = (partials, sums, self.numbers)
-        self._of_ends = (sums, self.numbers)
+        self._halts = functools.partial(halts, sums, self.numbers)
 
         def kernel(pair: KernelPair, *arguments: Any) -> Pass:
             return functools.partial(pair[partials.shape[1] > SERIAL_CHUNKS], chunk, *arguments)
@@ -414,6 +417,6 @@ class CpuPasses(Passes):
         self._add_up_between(partials, sums)
 
     @property
-    def ends(self) -> bool:
-        """Whether the residual is small; of several ranks, nobody knows before the sums of all are formed."""
-        return self.closes and is_small(*self._of_ends)
+    def will_halt(self) -> bool:
+        """Whether it is known to halt; with several ranks, or one sum an iteration, nobody knows before all sums are formed."""
+        return self.closes and self._halts()

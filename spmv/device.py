@@ -242,6 +242,14 @@ def address_of(array: Array) -> int:
     return int(array.data.ptr if hasattr(array, "get") else array.ctypes.data)
 
 
+def loadable_in_pairs(blocks: Array, size: int) -> Array:
+    """Return an array of blocks of ``size`` rows as kernels load them, rows of an even size in pairs of scalars.
+
+    A caller's view may begin in the middle of a pair; it is then copied.
+    """
+    return blocks.copy() if size % 2 == 0 and address_of(blocks) % (2 * blocks.itemsize) else blocks
+
+
 def device_of(array: Array) -> Device:
     """Return the device an array lives on.
 

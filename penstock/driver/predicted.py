@@ -51,8 +51,8 @@ _ITERATION_BYTE_SECONDS = 1.3e-9
 # The set-up of a coarse level of groups of nodes, for a row and for an entry.
 _GROUPS_SECONDS = {"cpu": (16e-6, 1.4e-6), "cuda": (1.5e-6, 0.045e-6)}
 # Where Jacobi is slow and no near-null space is known, it needs more iterations; but of scalar matrices without positive entries
-# beside the diagonal, such as of diffusion and graphs, nearly all need few. Entries below this share of all on the diagonal are
-# rounding, as they are in hexahedra where stiffnesses cancel.
+# beside the diagonal, such as of diffusion and graphs, nearly all need few. Positive entries below this share of the smallest
+# diagonal entry are rounding, as in hexahedra whose stiffnesses cancel.
 _NOTHING_KNOWN, _DIFFUSION, _ROUNDING = 1.2, 0.6, 1e-12
 
 
@@ -198,7 +198,7 @@ class FactorisationLook:
         A = self.A
         if self.block_size > 1 or not isinstance(A, CsrMatrix):
             return False
-        rounding = _ROUNDING * float(A.diagonal_blocks(1).min())
+        rounding = _ROUNDING * float(A.diagonal_blocks(1).min(initial=np.inf))
         return int(np.count_nonzero(A.values > rounding)) <= A.shape[0]
 
     def _found(self, most: int) -> tuple[FactorisationSpec, float] | None:

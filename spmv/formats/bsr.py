@@ -15,7 +15,7 @@ from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import embedded_kernel, parallel_kernel, shared_range
 from penstock.spmv.compilation.table import register_kernel
-from penstock.spmv.device import CPU, Array, address_of
+from penstock.spmv.device import CPU, Array, loadable_in_pairs
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.convert import chunk_offsets, chunks_of_blocks, fill_blocks, scalar_triplets
@@ -373,9 +373,8 @@ def _launch(
 @register_kernel("bsr", "spmv", "cuda")
 def _spmv_cuda(A: BsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
     block_rows = A.shape[0] // A.row_granularity
-    # A view of the caller's may begin anywhere; rows of blocks of an even size are loaded in pairs.
-    if A.row_granularity % 2 == 0 and address_of(A.values) % (2 * A.values.itemsize):
-        A = replace(A, values=A.values.copy())
+    values = loadable_in_pairs(A.values, A.row_granularity)
+    A = A if values is A.values else replace(A, values=values)
     _launch(A, "bsr_spmv", 32 * block_rows, (block_rows,), (x, out), alpha, beta, block=64)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
 from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.table import register_kernel
-from penstock.spmv.device import CPU, Array
+from penstock.spmv.device import Array, device_of
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import (
@@ -53,12 +53,12 @@ def choose_sorting_scope(lengths: Array, height: int) -> int:
 
 
 def _fully_sorted_storage(lengths: Array, height: int) -> int:
-    """Return the slots of chunks of rows that are sorted by length; their histogram suffices, unless a row is very long."""
+    """Return the slots of chunks of rows sorted by length; on a CPU their histogram is faster, unless a row is very long."""
+    device = device_of(lengths)
     if not lengths.size:
         return 0
-    lengths = CPU.asarray(lengths)
-    if int(lengths.max()) > _LONG * lengths.size:
-        return int(np.sort(lengths)[::-1][::height].sum()) * height
+    if device.kind == "cuda" or int(lengths.max()) > _LONG * lengths.size:
+        return int(device.to_host(device.xp.sort(lengths)[::-height]).sum()) * height
     counts = np.bincount(lengths)
     # Row k of the sorted ones has the largest length of which there are more than k at least as long.
     at_least = np.cumsum(counts[::-1])

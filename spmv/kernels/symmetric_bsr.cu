@@ -131,16 +131,18 @@ __global__ void __launch_bounds__(SPMV_THREADS) symmetric_bsr_spmv(
     const Value* blocks = values + first * (size * size) + lane;
     double own_x[size], total[size] = {}, pending[size] = {};
     int pending_column = -1;
-    // Columns and exponents are read a slot ahead, because the gather of x and the scaling wait for them.
-    int next_column = begin < stop ? PENSTOCK_STREAM_LOAD(columns + (long long)begin * height) : -1;
-    int next_exponent = scaled && begin < stop ? exponent[(long long)begin * height] : 0;
+    // Columns and exponents are read a slot ahead, because the gather of x and the scaling wait for them. With 1 x 1 blocks the
+    // registers cost more than the wait: 1.09 ms instead of 0.92 with 16.8 million unknowns on an H200.
+    constexpr bool ahead = size > 1;
+    int next_column = ahead && begin < stop ? PENSTOCK_STREAM_LOAD(columns + (long long)begin * height) : -1;
+    int next_exponent = ahead && scaled && begin < stop ? exponent[(long long)begin * height] : 0;
 #pragma unroll
     for (int r = 0; r < size; ++r) own_x[r] = stored_row ? double(x[row * size + r]) : 0.0;
 #pragma unroll 2
     for (int slot = begin; slot < stop; ++slot) {
-        const int column = next_column;
-        const double scale = scaled ? power_of_two(next_exponent) : 1.0;
-        if (slot + 1 < stop) {
+        const int column = ahead ? next_column : PENSTOCK_STREAM_LOAD(columns + (long long)slot * height);
+        const double scale = scaled ? power_of_two(ahead ? next_exponent : exponent[(long long)slot * height]) : 1.0;
+        if (ahead && slot + 1 < stop) {
             next_column = PENSTOCK_STREAM_LOAD(columns + (long long)(slot + 1) * height);
             if constexpr (scaled) next_exponent = exponent[(long long)(slot + 1) * height];
         }

@@ -21,7 +21,7 @@ from penstock.spmv.compilation.jit import (
     serial_and_parallel,
 )
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.device import Array, Device, address_of, count_true
+from penstock.spmv.device import Array, Device, count_true, loadable_in_pairs
 from penstock.spmv.operator import Operator
 
 VECTOR_KERNELS = CudaSource("penstock.spmv.kernels", "vectors.cu")
@@ -328,9 +328,7 @@ def _three_terms_cuda(
 ) -> None:
     blocks = _as_blocks(diagonal, out)
     size = int(blocks.shape[1])
-    # A view of the caller's may begin anywhere; rows of blocks of an even size are loaded in pairs.
-    if size % 2 == 0 and address_of(blocks) % (2 * blocks.itemsize):
-        blocks = blocks.copy()
+    blocks = loadable_in_pairs(blocks, size)
     flags = tuple(np.int32(flag) for flag in (diagonal is not None, f is not None, clears))
     rest = (*flags, np.float64(a), np.float64(b), np.float64(c), blocks, v if f is None else f, y, v, out)
     if out.ndim == 1:

@@ -8,7 +8,7 @@ import scipy.sparse
 
 import penstock
 from penstock.driver import predicted
-from penstock.driver.predicted import FactorisationLook, dense_levels_seconds
+from penstock.driver.predicted import dense_levels_seconds
 from penstock.spmv import BsrMatrix, CsrMatrix
 
 LINE = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(70, 70))
@@ -68,13 +68,3 @@ def test_jacobi_goes_on_where_dense_coarse_matrices_take_longer(monkeypatch):
     assert "multigrid is predicted to need 1e+03 s for its coarse matrices, which are dense" in result.explain()
     monkeypatch.setattr(predicted, "dense_levels_seconds", lambda A, size: 1e-9)
     assert "choice      multigrid" in penstock.solve(A, np.ones(2000), device="cpu").explain()
-
-
-def test_multigrid_is_predicted_to_take_as_long_where_positive_entries_are_rounding():
-    def predicted_seconds(scale):
-        """Of a matrix with positive entries of this size."""
-        A = scipy.sparse.csr_array(scipy.sparse.kronsum(LINE, LINE), dtype=np.float64)
-        A.data[A.data == -1.0] = np.where(np.arange((A.data == -1.0).sum()) % 2, -1.0, scale)
-        return FactorisationLook(CsrMatrix.from_csr(A), 1).multigrid_seconds
-
-    assert predicted_seconds(1e-16) == predicted_seconds(-1.0) < 0.7 * predicted_seconds(1e-3)

@@ -18,7 +18,7 @@ from penstock.solvers import StopReason
 from penstock.solvers.amg import coarsening, local_space, strong_aggregates
 from penstock.solvers.amg.specs import MultigridSpec, SmoothedAggregationSpec
 from penstock.solvers.factorisation import FactorisationSpec
-from penstock.spmv import CPU, BudgetError, InputError
+from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError
 
 N = 70
 LINE = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(N, N))
@@ -467,3 +467,14 @@ def test_where_the_pattern_is_refused_groups_follow(monkeypatch):
 
     monkeypatch.setattr(OpenSystem, "use_instead", refuse_the_pattern)
     grouped_in_the_end()
+
+
+def test_multigrid_is_predicted_to_take_as_long_where_positive_entries_are_rounding():
+    def predicted_seconds(value):
+        """Of a matrix of the plane whose every other coupling has this value."""
+        A = scipy.sparse.csr_array(scipy.sparse.kronsum(LINE, LINE))
+        places = np.flatnonzero(A.data == -1.0)[::2]
+        A.data[places] = value
+        return FactorisationLook(CsrMatrix.from_csr(A), 1).multigrid_seconds
+
+    assert predicted_seconds(1e-16) == predicted_seconds(-1.0) < 0.7 * predicted_seconds(1e-3)

@@ -319,12 +319,14 @@ class TestWaysToGiveThePreconditioner:
         assert result.converged
         assert result.x.dtype == np.float32
 
-    def test_it_is_applied_to_no_residual_that_is_small(self, A, b):
+    @pytest.mark.parametrize("check_every", [None, 7])
+    def test_it_is_applied_to_no_residual_that_is_small(self, A, b, check_every):
         applied, diagonal = [], A.to_csr().diagonal()
-        result = cg(A, b, M=lambda r: applied.append(np.linalg.norm(r)) or r / diagonal, rtol=1e-8)
+        M = lambda r: applied.append(np.linalg.norm(r)) or r / diagonal  # noqa: E731
+        result = cg(A, b, M=M, rtol=1e-8, check_every=check_every)
 
         assert result.converged
-        assert len(applied) == result.iterations  # at the start, and after each iteration but the last
+        assert len(applied) == result.iterations  # at the start, and in each iteration but the last
         assert min(applied) > 1e-8 * np.linalg.norm(b)
 
     def test_it_sees_a_residual_it_may_not_change(self, A, b):
