@@ -45,7 +45,7 @@ _USUAL_GROWTH, _DENSE_ENTRY_SECONDS, _NODES_ASKED, _ROWS_ASKED = 6.0, 0.037e-9, 
 # In space it grows by less than this. Then the seconds are this constant times the nodes and the entries of the matrix.
 _USUAL_FURTHER_GROWTH, _RANDOM_ENTRY_SECONDS, _NODES_ASKED_FURTHER = 3.3, 0.5e-9, 8
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
-_UNKNOWNS_OF_FRAMES, _FRAMES = 6, 3.0
+_UNKNOWNS_OF_FRAMES, _FRAMES = 6, 3.8
 # An iteration with it, for a byte of a level at each visit: of scalar matrices a third less, of blocks as much more.
 _ITERATION_BYTE_SECONDS = 1.3e-9
 # The set-up of a coarse level of groups of nodes, for a row and for an entry.
