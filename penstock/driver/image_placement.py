@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.driver.request import ImagePlacement, Placement, Request, Resident, Vectors, room_for_matrix
-from penstock.driver.row_order import BY_LEVELS, IN_LAYERS
+from penstock.driver.row_order import BY_LEVELS, IN_LAYERS, as_ordered
 from penstock.solvers import PreconditionerSpec
 from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.image_solve import image_workspace_nbytes
@@ -268,8 +268,9 @@ class Smallest:
 
     def in_order(self, order: LevelOrder, request: Request) -> Smallest:
         """Return the matrix with its rows in another order."""
-        csr = order.matrix(self.statistics.matrix.to_csr())
-        return Smallest(MatrixStatistics.of(CsrMatrix.from_csr(csr, check=False)), request, self._node_size)
+        A = self.statistics.matrix
+        ordered = as_ordered(order.matrix(A.to_csr()), A)
+        return Smallest(MatrixStatistics.of(ordered), request, self._node_size)
 
     @functools.cached_property
     def _by_levels(self) -> LevelOrder:

@@ -15,6 +15,8 @@ from penstock.spmv.formats.symmetry import Symmetry
 # Differences of mirror images, relative to the diagonal, that the last digits of float32 may explain; and relative to the
 # largest entry, those of sums of float64 in another order.
 _SMALL, _ROUNDING = 1e-5, 1e-12
+# Dense blocks of the unknowns of a node are stored almost whole, others are not. Nodes by which they are recognised.
+_DENSE, _SPARSE, _NODES_ASKED = 0.75, 0.6, 64
 
 
 def check_square(shape: tuple[int, int], name: str) -> None:
@@ -45,6 +47,36 @@ def check_matrix(statistics: MatrixStatistics, name: str, *, definite: bool = Tr
         f"({column}, {row}), {other:.6g}, counted from 0 (they differ by {abs(one - other):.2g}), and "
         f"{symmetry.beyond_rounding} entries differ by more than rounding; {advice}"
     )
+
+
+def check_numbering(statistics: MatrixStatistics, nodes: int, name: str) -> None:
+    """Refuse a matrix for which coordinates of some nodes are given, if it is numbered by components, all x first.
+
+    The coordinates would be taken for those of other unknowns, and iterations be many.
+    """
+    rows = statistics.shape[0]
+    size = rows // nodes
+    if size == 1 or statistics.fills.get(size, 0.0) > _SPARSE or _fill_by_components(statistics, nodes) < _DENSE:
+        return
+    raise InputError(
+        f"{name} is numbered by components, all unknowns of one direction first, but coordinates are for nodes whose {size} "
+        f"unknowns follow each other; put it in order: order = np.arange({rows}).reshape({size}, {nodes}).T.ravel(), "
+        "result = solve(A[order][:, order], b[order], ...), x = np.empty_like(result.x), x[order] = result.x"
+    )
+
+
+def _fill_by_components(statistics: MatrixStatistics, nodes: int) -> float:
+    """Return which share is stored of the blocks that some nodes, evenly spaced, have in a matrix numbered by components."""
+    rows, to_host = statistics.shape[0], statistics.device.to_host
+    asked = np.linspace(0, nodes - 1, min(_NODES_ASKED, nodes)).astype(np.int64)
+    offsets = to_host(statistics.row_offsets)
+    stored = blocks = 0
+    for node in asked:
+        parts = [statistics.column_indices[offsets[row] : offsets[row + 1]] for row in range(node, rows, nodes)]
+        columns = np.concatenate([to_host(part) for part in parts])
+        stored += columns.size
+        blocks += np.unique(columns % nodes).size
+    return stored / max(1, blocks * (rows // nodes) ** 2)
 
 
 def _csr_of(statistics: MatrixStatistics) -> CsrMatrix:

@@ -267,7 +267,7 @@ class OpenSystem:
             if other is None:
                 raise
             self._decide(other, f"{spec.name} cannot be made: {error}", instead_of=None)
-            return self._build(other)
+            return self._build(self._in_order(other))
         self._spec = spec
         if isinstance(M, SmoothedAggregation) and M.level.jumps:
             known = self.decided.reasons.get(spec.name, "")

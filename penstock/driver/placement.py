@@ -19,14 +19,13 @@ from penstock.driver.image_placement import (
     place_image_of,
     refuse_without_image,
 )
-from penstock.driver.matrix_checks import check_matrix, check_square
+from penstock.driver.matrix_checks import check_matrix, check_numbering, check_square
 from penstock.driver.predicted import cheap_factorisation
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Resident, Vectors, room_for_matrix
-from penstock.driver.row_order import BY_LINES, BY_NODES, COUPLED, by_nodes, in_best_order, levels_may_pay, with_lines
+from penstock.driver.row_order import BY_LINES, COUPLED, as_ordered, in_best_order, levels_may_pay, with_lines
 from penstock.driver.slow_modes import constants_are_slow, has_band, is_worth_measuring
 from penstock.solvers import PreconditionerSpec
-from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.amg.modes import checked_near_null_space
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
 from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named
@@ -53,8 +52,6 @@ from penstock.streaming.stores.packing import PADDING_NBYTES, rough_index
 
 # Dense blocks, such as those of the unknowns of a node, are stored almost whole.
 _DENSE = 0.75
-# Any number of unknowns of a node but one.
-_SEVERAL = 3
 # Rows, about, by which the blocks of a matrix in a scalar format are recognised.
 _LOOKED_AT = 10_000
 # With more rows than this a rough cut is as good as an exact one, of whole chunks of rows.
@@ -158,10 +155,10 @@ def place_matrix(
     A, reporter = statistics.matrix, reporter or Reporter()
     with reporter.part("look"):
         symmetry = check_matrix(statistics, request.name, definite=request.chosen_method.definite)
+        if (points := request.options.get("coordinates")) is not None and len(points):
+            check_numbering(statistics, len(points), request.name)
     facts = [("symmetry", symmetry.description)]
     block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
-    if placed := _placed_by_nodes(statistics, request, rates, reporter):
-        return placed
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)
     undecided = request.is_auto and not request.options and request.chosen_method.definite
     measured = functools.cache(functools.partial(constants_are_slow, A, block_size))
@@ -208,29 +205,6 @@ def place_matrix(
             return placed  # otherwise rows couple so widely that its set-up would hold most of the matrix
         del placed  # it holds the matrix in another order
     return _place_streamed(statistics, smallest, without, block_size, facts, rates, reporter)
-
-
-def _placed_by_nodes(
-    statistics: MatrixStatistics, request: Request, rates: Rates, reporter: Reporter
-) -> Placement | None:
-    """Place a matrix that is numbered by components in an order by nodes, and perhaps another one of these; None if it is not.
-
-    On a CPU, where the format is left open, and the preconditioner too or it has a near-null space; not with given aggregates.
-    """
-    A, points = statistics.matrix, request.options.get("coordinates")
-    if request.format is not None or request.device.kind != "cpu" or isinstance(points, GridPoints):
-        return None
-    [spec, *_] = request.specs(_SEVERAL, streamed=False)
-    if not (request.is_auto or spec.uses_near_null_space) or getattr(spec, "aggregates", None) is not None:
-        return None
-    if _dense_block_size(statistics) > 1 or (order := by_nodes(A, None if points is None else len(points))) is None:
-        return None
-    with reporter.part("convert"):
-        ordered = MatrixStatistics.of(CsrMatrix.from_csr(order.matrix(A.to_csr()), check=False))
-    placed = place_matrix(ordered, request, rates=rates, reporter=reporter)
-    if placed.order is not None:
-        order = LevelOrder(order.permutation[placed.order.rows])
-    return replace(placed, order=order, facts=(("order", BY_NODES), *placed.facts))
 
 
 def _place_resident(
@@ -321,7 +295,7 @@ def _place_streamed(
     with reporter.part("convert"):
         if order is not None:
             statistics.take_converted(0, None)  # in the order before: its memory is needed
-            reordered = MatrixStatistics.of(CsrMatrix.from_csr(csr, check=False))
+            reordered = MatrixStatistics.of(as_ordered(csr, A))
         # On the host, to be cut there, and streamed from there.
         whole = (smallest.whole if order is None else suggestion.of_statistics(reordered)).to_device(CPU)
     plan = _exact_plan(best_plan, whole, extents, cuts)

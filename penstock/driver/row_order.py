@@ -1,12 +1,10 @@
-"""The order of the rows: as it is; by nodes; of a streamed matrix also in layers, by levels, or by lines across flat elements."""
+"""The order of the rows of a streamed matrix: as it is, in layers, by levels, or by lines across flat elements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol, TypeVar
-
-import numpy as np
+from typing import Any, Protocol, TypeVar
 
 from penstock.driver.request import Request
 from penstock.solvers import SmoothedAggregationSpec
@@ -17,7 +15,6 @@ from penstock.streaming import LevelOrder, StreamPlan
 #: Names of orders.
 IN_LAYERS = "in layers across the longest axis"
 BY_LEVELS = "by levels (reverse Cuthill-McKee)"
-BY_NODES = "by nodes: the matrix is numbered by components, and the unknowns of a node, put together, make dense blocks"
 BY_LINES = "by lines: nodes that are coupled strongly across flat elements follow each other, so that few lines are cut"
 #: What is said where no order is better.
 COUPLED = "subdivisions couple too widely: one power per sweep"
@@ -28,9 +25,6 @@ _BETTER = 0.9
 _WITH_SET_UP = 1.5
 # To find an order by levels and to put a matrix in it, for a node and for an entry, by one core but for copies.
 _NODE_SECONDS, _ENTRY_SECONDS = 0.8e-6, 8e-9
-
-# Components that are looked for, and nodes by which they are recognised: almost all unknowns of two nodes couple, if any do.
-_COMPONENTS, _NODES_ASKED, _DENSE = (6, 3, 2), 64, 0.75
 
 Facts = list[tuple[str, str]]
 
@@ -96,6 +90,11 @@ def _worth_reordering(plan: StreamPlan, ordered: StreamPlan, name: str) -> tuple
     return False, [("order", COUPLED)] if 2 * ordered.reach >= len(ordered.index.subdivisions) else []
 
 
+def as_ordered(csr: Any, A: CsrMatrix) -> CsrMatrix:
+    """Return A in another order from its SciPy matrix, which has forgotten that vectors may have more digits than values."""
+    return replace(CsrMatrix.from_csr(csr, check=False), dtype=A.dtype)
+
+
 def with_lines(A: CsrMatrix, request: Request, node_size: int) -> tuple[Request, LevelOrder | None]:
     """Return the request, with lines if these are to be used, and an order in which the nodes of a line follow each other.
 
@@ -113,29 +112,3 @@ def with_lines(A: CsrMatrix, request: Request, node_size: int) -> tuple[Request,
         return request, None
     order = None if found.permutation is None else LevelOrder(found.permutation, node_size)
     return replace(request, has_lines=True), order
-
-
-def by_nodes(A: CsrMatrix, nodes: int | None = None) -> LevelOrder | None:
-    """Return an order in which the unknowns of a node follow each other, if they are numbered by components, all x first.
-
-    Of a matrix on the host, with this number of nodes if it is known. It is told by some nodes, evenly spaced: their rows in all
-    components have the same columns of nodes.
-    """
-    rows = A.shape[0]
-    for count in _COMPONENTS:
-        fits = rows > 0 and (rows % count == 0 if nodes is None else rows == nodes * count)
-        if fits and _fill_by_components(A, count) > _DENSE:
-            return LevelOrder(np.arange(rows).reshape(count, -1).T.ravel())
-    return None
-
-
-def _fill_by_components(A: CsrMatrix, count: int) -> float:
-    """Return which share is stored of the blocks that some nodes of ``count`` unknowns have if numbered by components."""
-    nodes = A.shape[0] // count
-    stored = blocks = 0
-    for node in np.linspace(0, nodes - 1, min(_NODES_ASKED, nodes)).astype(np.int64):
-        ranges = [slice(*A.row_offsets[row : row + 2].tolist()) for row in range(node, A.shape[0], nodes)]
-        columns = np.concatenate([A.column_indices[one] for one in ranges])
-        stored += columns.size
-        blocks += np.unique(columns % nodes).size
-    return stored / max(1, blocks * count**2)

@@ -167,13 +167,9 @@ def in_order(modes: Any, points: Any, block_size: int, reorder: Callable[[Any], 
     """Return a near-null space and coordinates, each of which may be None, in another order; ``reorder`` maps vectors to it."""
     if modes is not None:
         modes = reorder(CPU.asarray(modes, dtype=np.float64))
-    if points is not None:
-        points = CPU.asarray(points, dtype=np.float64)
-        of_nodes = reorder(np.arange(len(points) * block_size)).reshape(-1, block_size)
-        first, following = of_nodes[:, 0], of_nodes[:1, 1:2]
-        # The unknowns of a node stay together, or are put together if they are numbered by components, all x first.
-        by_components = (following - first[:1] > 1).any()
-        points = points[first % len(points) if by_components else first // block_size]
+    if points is not None:  # those of a node stay together
+        points = CPU.asarray(points() if callable(points) else points, dtype=np.float64)
+        points = points[reorder(np.arange(len(points) * block_size))[::block_size] // block_size]
     return modes, points
 
 

@@ -1,4 +1,4 @@
-"""Rows are put in order: by nodes; streamed, as is found soonest and lets sweeps compute several products."""
+"""Rows of a streamed matrix are put in the order that is found soonest and lets sweeps compute several products."""
 
 from types import SimpleNamespace
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from penstock import eigsh, prepare, solve
+from penstock import prepare, solve
 from penstock.driver import open_system, placement, row_order
 from penstock.driver.image_placement import Smallest
 from penstock.driver.request import Request
-from penstock.driver.row_order import BY_LEVELS, COUPLED, IN_LAYERS, by_nodes, in_best_order, levels_may_pay
+from penstock.driver.row_order import BY_LEVELS, COUPLED, IN_LAYERS, in_best_order, levels_may_pay
 from penstock.fem import Cantilever
-from penstock.solvers.amg.modes import rigid_body_modes
+from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.image_solve import ImageUnfitError
 from penstock.spmv import CPU, CsrMatrix, InputError
 from penstock.spmv.formats.statistics import MatrixStatistics
@@ -37,6 +37,26 @@ def test_nodes_whose_places_are_known_are_put_in_layers(b):
 
     check(b, result)
     assert "order       in layers across the longest axis: a sweep computes" in result.explain()
+
+
+@pytest.mark.parametrize("precision", ["float64", "auto"])
+def test_a_float32_matrix_in_another_order_is_solved_in_float64(precision):
+    narrow = A.astype(np.float32)
+    narrow = (0.5 * (narrow + narrow.T)).astype(np.float32)
+    result = solve(narrow, B[:, 0], coordinates=POINTS, rtol=1e-9, **{**GIVEN, "precision": precision})
+
+    assert "order       in layers across the longest axis" in result.explain()
+    assert result.x.dtype == np.float64
+    b = B[:, 0]
+    assert np.linalg.norm(b - narrow.astype(np.float64) @ result.x) <= 1e-9 * np.linalg.norm(b)
+
+
+def test_coordinates_that_a_function_makes_are_put_in_order_too():
+    spec = SmoothedAggregationSpec(block_size=3, coordinates=lambda: POINTS)
+    result = solve(A, B[:, 0], preconditioner=spec, **GIVEN)
+
+    check(B[:, 0], result)
+    assert result.iterations < 20
 
 
 def test_layers_that_do_not_help_give_way_to_levels():
@@ -170,86 +190,3 @@ def test_coordinates_may_be_on_the_gpu():
 
     check(B[:, 0], result)
     assert "in layers across the longest axis" in result.explain()
-
-
-CUBE = Cantilever(nodes=(25, 9, 9), dof=3)
-BY_COMPONENTS = np.arange(CUBE.unknowns).reshape(-1, 3).T.ravel()
-MODES = np.asarray(rigid_body_modes(CUBE.mesh.coordinates(), 3))[BY_COMPONENTS]
-KNOWN = {"coordinates": CUBE.mesh.coordinates(), "near_null_space": MODES}
-
-
-class TestByNodes:
-    """Matrices that are numbered by components, all x first, and then all y and z."""
-
-    A = scipy.sparse.csr_array(scipy.sparse.csr_array(CUBE.matrix().to_csr())[BY_COMPONENTS][:, BY_COMPONENTS])
-    B = np.random.default_rng(5).standard_normal((CUBE.unknowns, 2))
-
-    def residual(self, result, b, A=None):
-        A = self.A if A is None else A
-        return np.max(np.linalg.norm(b - A @ result.x, axis=0) / np.linalg.norm(b, axis=0))
-
-    @pytest.mark.parametrize("memory", [{}, {"memory": "2 MiB"}, {"memory": "2 MiB", "precision": "float64"}], ids=str)
-    @pytest.mark.parametrize("known", KNOWN)
-    def test_solutions_are_in_the_order_of_the_caller(self, known, memory):
-        result = solve(self.A, self.B, x0=0.1 * self.B, rtol=1e-8, device="cpu", **memory, **{known: KNOWN[known]})
-
-        assert result.converged
-        assert "order       by nodes: the matrix is numbered by components" in result.explain()
-        assert self.residual(result, self.B) <= 1e-8
-        assert result.iterations < 20
-
-    def test_rows_that_are_put_in_another_order_after_that_are_too(self):
-        """The nodes are numbered at random, too."""
-        nodes = np.random.default_rng(1).permutation(CUBE.unknowns // 3)
-        rows = (nodes + CUBE.unknowns // 3 * np.arange(3)[:, None]).ravel()
-        A, options = self.A[rows][:, rows], {"memory": "2 MiB", "precision": "float64", "device": "cpu"}
-        result = solve(A, self.B, coordinates=CUBE.mesh.coordinates()[nodes], rtol=1e-8, **options)
-
-        assert "order       in layers" in result.explain()
-        assert self.residual(result, self.B, A) <= 1e-8
-        assert result.iterations < 20
-
-    def test_without_further_knowledge_blocks_are_found(self):
-        result = solve(self.A, self.B[:, 0], device="cpu", memory="8 MiB", rtol=1e-8)
-
-        assert self.residual(result, self.B[:, 0]) <= 1e-8
-        assert "3 x 3 blocks" in result.explain()
-
-    def test_a_prepared_system_takes_new_values_and_is_an_operator_in_the_order_of_the_caller(self):
-        with prepare(self.A, device="cpu", columns=2, coordinates=KNOWN["coordinates"]) as system:
-            system.solve(self.B)
-            doubled = 2.0 * self.A
-            system.update(doubled)
-            result = system.solve(self.B, rtol=1e-8)
-            product = system.matrix @ self.B
-
-        assert self.residual(result, self.B, doubled) <= 1e-8
-        np.testing.assert_allclose(product, doubled @ self.B, rtol=1e-12, atol=1e-12 * abs(product).max())
-
-    @pytest.mark.parametrize("name", ["multigrid", "smoothed_aggregation"])
-    def test_a_coarse_level_that_is_asked_for_is_made_of_nodes(self, name):
-        known = {"near_null_space": MODES, "preconditioner": name}
-        result = solve(self.A, self.B[:, 0], rtol=1e-8, device="cpu", **known)
-
-        assert "order       by nodes" in result.explain()
-        assert result.iterations < 20
-        assert "order  " not in solve(self.A, self.B[:, 0], preconditioner="jacobi", device="cpu").explain()
-
-    def test_modes_are_in_the_order_of_the_caller(self):
-        modes = eigsh(self.A, k=2, device="cpu", coordinates=KNOWN["coordinates"], tol=1e-6)
-
-        assert "order       by nodes" in modes.decisions
-        x = np.asarray(modes.vectors)
-        assert np.linalg.norm(self.A @ x - x * modes.values, axis=0).max() < 1e-5 * modes.values.max()
-
-    def test_only_matrices_that_are_numbered_so_are_put_in_order(self):
-        line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(30, 30))
-        plane = CsrMatrix.from_csr(scipy.sparse.csr_array(scipy.sparse.kronsum(line, line)))
-        own = CsrMatrix.from_csr(self.A)
-
-        assert by_nodes(plane) is None
-        assert by_nodes(CsrMatrix.from_csr(scipy.sparse.csr_array((0, 0)))) is None
-        assert by_nodes(own, self.A.shape[0]) is None  # scalars, says the caller
-        np.testing.assert_array_equal(
-            by_nodes(own, self.A.shape[0] // 3).rows[:3], np.arange(3) * (self.A.shape[0] // 3)
-        )
