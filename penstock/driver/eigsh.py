@@ -22,7 +22,7 @@ from penstock.driver.argument_checks import OnFailure, checked_failure, checked_
 from penstock.driver.foreign import from_elsewhere, refuse_gradients
 from penstock.driver.inputs import GivenMatrix, as_given_matrix
 from penstock.driver.made_matrix import with_coordinates
-from penstock.driver.matrix_checks import check_square
+from penstock.driver.matrix_checks import check_numbering, check_square
 from penstock.driver.modes_search import ModesSearch, modes_method
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.opening import open_system
@@ -35,10 +35,12 @@ from penstock.solvers.eigen.modes import Monitor, block_columns, with_modes_degr
 from penstock.solvers.eigen.result import Modes, ModesReason
 from penstock.spmv import (
     CPU,
+    CsrMatrix,
     InputError,
     NotConvergedWarning,
     parse_nbytes,
 )
+from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming.stores.whole import read_whole
 
 # Up to this many unknowns the problem is dense; up to the second number if the block would be a large part of all vectors.
@@ -145,6 +147,9 @@ def eigsh(
             raise InputError(f"k must be at most the {given.rows} unknowns, not {k}")
         search = ModesSearch(int(k), M, float(tol), int(maxiter), monitor, clock)
         if (small := _entries_of_small(given, int(k))) is not None:
+            check_numbering(
+                MatrixStatistics.of(CsrMatrix.from_csr(small, check=False)), options.get("coordinates"), "K"
+            )
             modes = search.densely(small, _unknowns(given, block_size, options))
         else:
             request = _request(given, int(k), M, device, memory, preconditioner, block_size, options)

@@ -49,12 +49,14 @@ def check_matrix(statistics: MatrixStatistics, name: str, *, definite: bool = Tr
     )
 
 
-def check_numbering(statistics: MatrixStatistics, nodes: int, name: str) -> None:
-    """Refuse a matrix for which coordinates of some nodes are given, if it is numbered by components, all x first.
+def check_numbering(statistics: MatrixStatistics, coordinates: Any, name: str) -> None:
+    """Refuse a matrix for whose nodes coordinates are given, perhaps, if it is numbered by components, all x first.
 
     The coordinates would be taken for those of other unknowns, and iterations be many.
     """
-    rows = statistics.shape[0]
+    if coordinates is None or not len(coordinates):
+        return
+    rows, nodes = statistics.shape[0], len(coordinates)
     size = rows // nodes
     if size == 1 or statistics.fills.get(size, 0.0) > _SPARSE or _fill_by_components(statistics, nodes) < _DENSE:
         return

@@ -155,8 +155,7 @@ def place_matrix(
     A, reporter = statistics.matrix, reporter or Reporter()
     with reporter.part("look"):
         symmetry = check_matrix(statistics, request.name, definite=request.chosen_method.definite)
-        if (points := request.options.get("coordinates")) is not None and len(points):
-            check_numbering(statistics, len(points), request.name)
+        check_numbering(statistics, request.options.get("coordinates"), request.name)
     facts = [("symmetry", symmetry.description)]
     block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)

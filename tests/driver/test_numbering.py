@@ -39,6 +39,16 @@ def test_numbering_by_components_is_refused_with_what_puts_it_in_order(memory):
     assert names["result"].iterations < 15
 
 
+@pytest.mark.parametrize("nodes", [(7, 7, 7), (17, 7, 7)], ids=["by LAPACK", "by iterations"])
+def test_modes_refuse_it_too(nodes):
+    body = Cantilever(nodes=nodes, dof=3)
+    order = np.arange(body.unknowns).reshape(-1, 3).T.ravel()
+    K = body.matrix().to_csr()[order][:, order]
+
+    with pytest.raises(InputError, match="is numbered by components"):
+        penstock.eigsh(K, 2, device="cpu", coordinates=body.mesh.coordinates())
+
+
 def test_coordinates_that_fit_are_not():
     assert solve(BY_NODES, B, coordinates=POINTS).converged
     line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(30, 30))
