@@ -84,7 +84,7 @@ def solve(
     near_null_space : array, (n, k), optional
         Vectors that A nearly maps to zero; refused if the preconditioner has no use for them.
     coordinates : array, (nodes, 2) or (nodes, 3), optional
-        Of the nodes of a body, whose rigid motions are then that near-null space.
+        Of the nodes of a body, whose rigid motions are then that near-null space. The unknowns of a node follow each other in A.
     null_space : "constants" or array, (n,) or (n, k), optional
         What a singular A maps to zero: removed from b, so that there is a solution, and from x, which makes it the shortest one.
     method : str
