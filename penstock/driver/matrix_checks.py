@@ -9,6 +9,7 @@ import scipy.sparse
 
 from penstock.solvers import jacobi
 from penstock.spmv import CsrMatrix, InputError, Operator
+from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.symmetry import Symmetry
 
@@ -54,31 +55,37 @@ def check_numbering(statistics: MatrixStatistics, coordinates: Any, name: str) -
 
     The coordinates would be taken for those of other unknowns, and iterations be many.
     """
-    if coordinates is None or not len(coordinates):
+    rows, nodes = statistics.shape[0], 0 if coordinates is None else len(coordinates)
+    size = rows // nodes if nodes and rows % nodes == 0 else 1
+    if not 1 < size <= LARGEST_DENSE_BLOCK or statistics.fills.get(size, 0.0) > _SPARSE:
         return
-    rows, nodes = statistics.shape[0], len(coordinates)
-    size = rows // nodes
-    if size == 1 or statistics.fills.get(size, 0.0) > _SPARSE or _fill_by_components(statistics, nodes) < _DENSE:
+    if not _is_by_components(statistics, nodes):
         return
     raise InputError(
         f"{name} is numbered by components, all unknowns of one direction first, but coordinates are for nodes whose {size} "
-        f"unknowns follow each other; put it in order: order = np.arange({rows}).reshape({size}, {nodes}).T.ravel(), "
-        "result = solve(A[order][:, order], b[order], ...), x = np.empty_like(result.x), x[order] = result.x"
+        f"unknowns follow each other; put it in order, {name}[order][:, order] with order = np.arange({rows})"
+        f".reshape({size}, {nodes}).T.ravel(), and vectors such as b[order]; what is found is then x[order]"
     )
 
 
-def _fill_by_components(statistics: MatrixStatistics, nodes: int) -> float:
-    """Return which share is stored of the blocks that some nodes, evenly spaced, have in a matrix numbered by components."""
+def _is_by_components(statistics: MatrixStatistics, nodes: int) -> bool:
+    """Return whether some nodes, evenly spaced, have dense blocks if they are numbered by components, and directions couple.
+
+    Where no directions couple, nodes whose unknowns follow each other may have such blocks in a body of a few layers.
+    """
     rows, to_host = statistics.shape[0], statistics.device.to_host
-    asked = np.linspace(0, nodes - 1, min(_NODES_ASKED, nodes)).astype(np.int64)
-    offsets = to_host(statistics.row_offsets)
-    stored = blocks = 0
-    for node in asked:
-        parts = [statistics.column_indices[offsets[row] : offsets[row + 1]] for row in range(node, rows, nodes)]
-        columns = np.concatenate([to_host(part) for part in parts])
+    size, offsets = rows // nodes, to_host(statistics.row_offsets)
+    stored = blocks = of_same_direction = 0
+    for node in np.linspace(0, nodes - 1, min(_NODES_ASKED, nodes)).astype(np.int64):
+        of_node = range(node, rows, nodes)
+        parts = [to_host(statistics.column_indices[offsets[row] : offsets[row + 1]]) for row in of_node]
+        of_same_direction += sum(
+            int((part % size == row % size).sum()) for row, part in zip(of_node, parts, strict=True)
+        )
+        columns = np.concatenate(parts)
         stored += columns.size
         blocks += np.unique(columns % nodes).size
-    return stored / max(1, blocks * (rows // nodes) ** 2)
+    return stored >= _DENSE * blocks * size**2 and of_same_direction <= _DENSE * stored
 
 
 def _csr_of(statistics: MatrixStatistics) -> CsrMatrix:

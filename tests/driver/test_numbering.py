@@ -28,15 +28,12 @@ def test_numbering_by_components_is_refused_with_what_puts_it_in_order(memory):
     with pytest.raises(InputError, match="A is numbered by components, all unknowns of one direction first") as refused:
         solve(BY_COMPONENTS, B, coordinates=POINTS, memory=memory)
 
-    advice = re.search(
-        r"put it in order: (order = .*), result = (solve.*), ...\), (x = .*), (x.order. = .*)", str(refused.value)
-    )
-    names = {"np": np, "A": BY_COMPONENTS, "b": B, "solve": solve, "coordinates": POINTS}
-    exec(advice[1], names)
-    exec(f"result = {advice[2]}, coordinates=coordinates)", names)
-    exec(f"{advice[3]}; {advice[4]}", names)
-    assert np.linalg.norm(B - BY_COMPONENTS @ names["x"]) <= 1e-8 * np.linalg.norm(B)
-    assert names["result"].iterations < 15
+    order = eval(re.search(r"order = (np\.arange.*ravel\(\)),", str(refused.value))[1])
+    result = solve(BY_COMPONENTS[order][:, order], B[order], coordinates=POINTS, memory=memory)
+    x = np.empty_like(result.x)
+    x[order] = result.x
+    assert np.linalg.norm(B - BY_COMPONENTS @ x) <= 1e-8 * np.linalg.norm(B)
+    assert result.iterations < 15
 
 
 @pytest.mark.parametrize("nodes", [(7, 7, 7), (17, 7, 7)], ids=["by LAPACK", "by iterations"])
@@ -49,14 +46,41 @@ def test_modes_refuse_it_too(nodes):
         penstock.eigsh(K, 2, device="cpu", coordinates=body.mesh.coordinates())
 
 
-def test_coordinates_that_fit_are_not():
-    assert solve(BY_NODES, B, coordinates=POINTS).converged
-    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(30, 30))
-    plane = scipy.sparse.csr_array(scipy.sparse.kronsum(line, line))
-    x, y = np.divmod(np.arange(900), 30)
-    assert solve(plane, np.ones(900), coordinates=np.stack([x, y], axis=1)).converged
-    uncoupled = scipy.sparse.csr_array(scipy.sparse.kron(plane, np.eye(2)))  # whose blocks are sparse in any order
-    assert solve(uncoupled, np.ones(1800), coordinates=np.stack([x, y], axis=1)).converged
+def laplacian(n):
+    return scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n))
+
+
+def grid_points(*counts):
+    return np.stack(np.meshgrid(*map(np.arange, counts), indexing="ij"), axis=-1).reshape(-1, len(counts))
+
+
+PLANE = scipy.sparse.csr_array(scipy.sparse.kronsum(laplacian(30), laplacian(30)))
+MASS = scipy.sparse.diags_array([1.0, 4.0, 1.0], offsets=[-1, 0, 1], shape=(600, 600))
+STRIP = scipy.sparse.kron(laplacian(2), MASS) + scipy.sparse.kron(2.0 * scipy.sparse.eye_array(2), laplacian(600))
+FITTING = {
+    "by nodes": (BY_NODES, POINTS),
+    "scalars": (PLANE, grid_points(30, 30)),
+    "uncoupled directions": (scipy.sparse.kron(PLANE, np.eye(2)), grid_points(30, 30)),
+    "uncoupled directions of two layers": (scipy.sparse.kron(STRIP, np.eye(2)), grid_points(2, 600)),
+    "an uncoupled dense matrix": (np.kron(np.eye(600) * 600 + 1.0, np.eye(2)), grid_points(600, 1)),
+}
+
+
+@pytest.mark.parametrize("system", FITTING)
+def test_coordinates_that_fit_are_taken(system):
+    A, points = FITTING[system]
+    A = scipy.sparse.csr_array(A)
+    A.eliminate_zeros()
+    with penstock.prepare(A, device="cpu", coordinates=points) as prepared:
+        assert prepared.solve(np.ones(A.shape[0])).converged
+
+
+@pytest.mark.parametrize("points", [61, 7, 2, 1])
+def test_coordinates_of_another_length_are_refused_for_that(points):
+    A = scipy.sparse.csr_array(60.0 * np.eye(60) + 1.0)
+
+    with pytest.raises(InputError, match="coordinates must have a row for each node, of 1 to 8 unknowns"):
+        penstock.eigsh(A, 2, device="cpu", coordinates=np.zeros((points, 3)))
 
 
 def test_what_needs_no_places_of_nodes_takes_any_numbering():
