@@ -16,8 +16,11 @@ from penstock.spmv.formats.symmetry import Symmetry
 # Differences of mirror images, relative to the diagonal, that the last digits of float32 may explain; and relative to the
 # largest entry, those of sums of float64 in another order.
 _SMALL, _ROUNDING = 1e-5, 1e-12
-# Dense blocks of the unknowns of a node are stored almost whole, others are not. Nodes by which they are recognised.
-_DENSE, _SPARSE, _NODES_ASKED = 0.75, 0.6, 64
+#: Dense blocks, such as those of the unknowns of a node, are stored almost whole: more than this share.
+DENSE = 0.75
+# Blocks of unknowns that follow each other are not, where others are dense. Nodes by which these are recognised, and the share of
+# entries within a direction above which directions do not couple.
+_SPARSE, _NODES_ASKED, _UNCOUPLED = 0.6, 64, 0.75
 
 
 def check_square(shape: tuple[int, int], name: str) -> None:
@@ -85,7 +88,7 @@ def _is_by_components(statistics: MatrixStatistics, nodes: int) -> bool:
         columns = np.concatenate(parts)
         stored += columns.size
         blocks += np.unique(columns % nodes).size
-    return stored >= _DENSE * blocks * size**2 and of_same_direction <= _DENSE * stored
+    return stored >= DENSE * blocks * size**2 and of_same_direction <= _UNCOUPLED * stored
 
 
 def _csr_of(statistics: MatrixStatistics) -> CsrMatrix:

@@ -19,7 +19,7 @@ from penstock.driver.image_placement import (
     place_image_of,
     refuse_without_image,
 )
-from penstock.driver.matrix_checks import check_matrix, check_numbering, check_square
+from penstock.driver.matrix_checks import DENSE, check_matrix, check_numbering, check_square
 from penstock.driver.predicted import cheap_factorisation
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Resident, Vectors, room_for_matrix
@@ -50,8 +50,6 @@ from penstock.streaming import (
 )
 from penstock.streaming.stores.packing import PADDING_NBYTES, rough_index
 
-# Dense blocks, such as those of the unknowns of a node, are stored almost whole.
-_DENSE = 0.75
 # Rows, about, by which the blocks of a matrix in a scalar format are recognised.
 _LOOKED_AT = 10_000
 # With more rows than this a rough cut is as good as an exact one, of whole chunks of rows.
@@ -383,7 +381,7 @@ def _streamed(
 
 def _dense_block_size(statistics: MatrixStatistics) -> int:
     """Return the size of the dense blocks that a matrix consists of; 1 without blocks."""
-    dense = {size: fill for size, fill in statistics.fills.items() if fill > _DENSE}
+    dense = {size: fill for size, fill in statistics.fills.items() if fill > DENSE}
     return max(dense, key=lambda size: (dense[size], size), default=1)
 
 

@@ -14,6 +14,7 @@ from penstock.driver.made_matrix import MadeMatrixSource
 from penstock.driver.matrix_checks import check_diagonal, check_matrix
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import OpenSystem
+from penstock.driver.row_order import as_ordered
 from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming import FileStore, HostPlaneStore, HostStore, MadeStore, Store, StreamedMatrix
@@ -68,7 +69,7 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         )
     of_order = matrix
     if system.order is not None:
-        of_order = CsrMatrix.from_csr(system.order.matrix(matrix.to_csr()), check=False)
+        of_order = as_ordered(system.order.matrix(matrix.to_csr()), matrix)
     writes: list[Callable[[], object]] = []
     rounds = streams and A.device.kind == "cuda"  # what arrives
     if isinstance(A, SparseMatrix) and not rounds:

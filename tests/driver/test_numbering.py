@@ -11,7 +11,7 @@ from penstock.fem import Cantilever
 from penstock.spmv import InputError
 
 CUBE = Cantilever(nodes=(17, 7, 7), dof=3)
-NODES, N = CUBE.unknowns // 3, CUBE.unknowns
+N = CUBE.unknowns
 BY_NODES = CUBE.matrix().to_csr()
 POINTS = CUBE.mesh.coordinates()
 B = np.random.default_rng(5).standard_normal(N)
