@@ -148,6 +148,10 @@ class DistributedStreamedMatrix(DistributedMatrix, SweptOperator):
         """Set the direction of the next sweep of the first rank; others follow or mirror it."""
         self.square.turn_to(direction * self._turned)
 
+    def sweeps_of(self, products: int) -> int:
+        """Return the sweeps of some consecutive products, the same on all ranks."""
+        return 1 if self._powers is None else -(-products // self._powers)
+
     def preferred_degree(self) -> int | None:
         """Return the planned polynomial degree of the first rank, or else the powers of one sweep."""
         degree = self.communicator.of_first(self.square.plan.workload.degree)

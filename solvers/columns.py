@@ -43,6 +43,15 @@ class ColumnSpace:
             return np.array(self._vectors.dots(*((x.reshape(-1), y.reshape(-1)) for x, y in pairs))).reshape(-1, 1)
         return np.array([self._blocks.dots(x, y) for x, y in pairs])
 
+    def dots_with(
+        self, pairs: Sequence[tuple[Array, Array]], other: ColumnSpace, others: Sequence[tuple[Array, Array]]
+    ) -> tuple[Numbers, Numbers]:
+        """Return the inner products of pairs, and of pairs of another space; where ranks share neither, the host waits once."""
+        if self._blocks is not None or self._vectors.communicator.size > 1:
+            return self.dots(*pairs), other.dots(*others)
+        both = self.dots(*pairs, *others)
+        return both[: len(pairs)], both[len(pairs) :]
+
     def norms(self, x: Array) -> Numbers:
         """Return the norms of the columns."""
         norms: Numbers = np.sqrt(np.maximum(self.dots((x, x))[0], 0.0))

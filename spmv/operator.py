@@ -197,6 +197,10 @@ class SweptOperator(ValidatedOperator):
     def recording(self) -> AbstractContextManager[Any]:
         """Record the times of all transfers and computations in a ``with`` block."""
 
+    def sweeps_of(self, products: int) -> int:
+        """Return the sweeps of some consecutive products; here none share one."""
+        return products
+
     def turn_back(self, products: int) -> None:
         """Let the next consecutive products sweep as this many of them did before; here they need not."""
         return

@@ -324,11 +324,14 @@ class StreamedMatrix(SweptMatrix):
             return 1
         return (slots - (2 if overlap else 1)) // self.reach + 1
 
+    def sweeps_of(self, products: int) -> int:
+        """Return the sweeps of some consecutive products."""
+        return -(-products // self.powers_per_sweep())
+
     def turn_back(self, products: int) -> None:
         """Let the next consecutive products sweep as this many of them did before: half of a matrix adds in the order of rows."""
         if self.alternates:
-            sweeps = -(-products // self.powers_per_sweep())
-            self.turn_to(-self.direction if sweeps % 2 else self.direction)
+            self.turn_to(-self.direction if self.sweeps_of(products) % 2 else self.direction)
 
     @property
     def block_size(self) -> int:

@@ -25,6 +25,12 @@ _MOST_ON_GPU = 100_000
 # nodes need some 25.
 _ROUNDS, _MOST_ROUNDS = 4, 64
 
+# Nodes are on one plane of a lattice whose coordinates differ by less than this share of its extent; distances between planes may
+# differ by the second factor where cells are nearly cubic, and this share of its places must be nodes. There may be this many
+# times as many boxes as aggregates are wanted, as boxes have half as many neighbours as other parts. They are up to this many
+# times as long as cubes.
+_ON_PLANE, _CUBIC, _FILLED, _MORE_BOXES, _LONGEST = 1e-6, 1.5, 0.1, 2.0, 3
+
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 
@@ -49,13 +55,70 @@ def box_aggregates(counts: Sequence[int], size: int) -> Aggregates:
 
     ``counts`` are the nodes along each axis; the last axis is numbered fastest.
     """
-    # Smaller boxes would couple with others than their neighbours, unless there are only two along an axis.
-    grid = tuple(max(count // size, 2 if 2 * count >= 3 * size else 1) for count in counts)
+    grid = _boxes(counts, size)
     of_node = np.zeros(1, dtype=np.int32)
     for count, boxes in zip(counts, grid, strict=True):
         line = np.arange(count, dtype=np.int64) * boxes // count
         of_node = (of_node[:, None] * np.int32(boxes) + line.astype(np.int32)).reshape(-1)
     return Aggregates(of_node, grid)
+
+
+def _boxes(counts: Sequence[int], size: int) -> tuple[int, ...]:
+    # Smaller boxes would couple with others than their neighbours, unless there are only two along an axis.
+    return tuple(max(count // size, 2 if 2 * count >= 3 * size else 1) for count in counts)
+
+
+def lattice_aggregates(points: Array, size: float) -> Aggregates | None:
+    """Cut nodes at ``points``, (nodes, dimensions), into boxes of about ``size`` nodes if they lie on a lattice, in any order.
+
+    Boxes couple with fewer others than the parts of a bisection, of which a side is often twice as long as another, and bridge
+    fewer gaps where places of the lattice are empty, as in an image of bone. None where nodes do not lie on a lattice, its
+    cells are far from cubic, or most places are empty.
+    """
+    xp, (nodes, dimensions) = device_of(points).xp, points.shape
+    lines, counts, spacings = list[Array](), list[int](), list[float]()
+    for axis in range(dimensions):
+        along = points[:, axis]
+        if (planes := _planes(along)) is None:
+            return None
+        between, apart = planes
+        spacings += apart
+        if spacings and max(spacings) > _CUBIC * min(spacings):
+            return None
+        counts.append(len(between) + 1)
+        lines.append(xp.searchsorted(between, along))
+    least = round(size ** (1 / dimensions))
+    if least < 2 or nodes < _FILLED * math.prod(counts):
+        return None
+    # Of a thin body boxes are longer, as it has few nodes across.
+    for side in range(least, _LONGEST * least):
+        grid = _boxes(counts, side)
+        of_node = xp.zeros(nodes, dtype=np.int64)
+        for count, boxes, line in zip(counts, grid, lines, strict=True):
+            of_node = of_node * boxes + line * boxes // count
+        used = xp.bincount(of_node, minlength=math.prod(grid)) > 0
+        number = int(xp.count_nonzero(used))
+        if number <= _MORE_BOXES * max(1.0, nodes / size):
+            numbers = (xp.cumsum(used) - 1).astype(np.int32)
+            return Aggregates(numbers[of_node], grid if number == used.size else None, number)
+    return None
+
+
+def _planes(along: Array) -> tuple[Array, list[float]] | None:
+    """Return the middles between the planes of a lattice along an axis, and the least and largest distance of two of them.
+
+    There are no distances where there is one plane. None if the extent overflows.
+    """
+    xp = device_of(along).xp
+    places = xp.unique(along)
+    with np.errstate(over="ignore"):
+        extent = float(places[-1] - places[0])
+    if not math.isfinite(extent):
+        return None
+    apart = xp.diff(places)
+    last = xp.flatnonzero(apart > _ON_PLANE * extent)  # of each plane, except of the last one
+    apart = apart[last]
+    return places[last] + apart / 2, [float(apart.min()), float(apart.max())] if len(last) else []
 
 
 def numbered_aggregates(of_node: Any, nodes: int) -> Aggregates:

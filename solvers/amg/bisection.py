@@ -1,4 +1,5 @@
-"""Aggregates of nodes by their coordinates: recursive bisection across the longest extent (Berger and Bokhari 1987)."""
+"""Aggregates of nodes by their coordinates: boxes of a lattice, or recursive bisection across the longest extent (Berger and
+Bokhari 1987)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.amg.aggregates import Aggregates, Indices
+from penstock.solvers.amg.aggregates import Aggregates, Indices, lattice_aggregates
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, serial_kernel, shared_range
@@ -22,10 +23,9 @@ _RUN = 16  # positions that a thread of a GPU looks at for the extents of parts
 
 
 def coordinate_aggregates(coordinates: Array, size: int) -> Aggregates:
-    """Bisect nodes, (nodes, dimensions), recursively across their longest extent, into parts of about ``size`` nodes.
+    """Divide nodes, (nodes, dimensions), into boxes of a lattice if they fill one, else by bisection, of about ``size`` nodes.
 
-    All parts of a level are cut at once, where the coordinates are. Where a cut divides nodes of one plane, their other
-    coordinates decide: the parts do not depend on the numbers of the nodes, nor on the device.
+    The parts do not depend on the numbers of the nodes, nor on the device.
     """
     real = coordinates.dtype.kind in "fiub"
     if not real or coordinates.ndim != 2 or not coordinates.size or not _are_finite(coordinates):
@@ -37,8 +37,17 @@ def coordinate_aggregates(coordinates: Array, size: int) -> Aggregates:
         raise InputError(f"size must be a positive number of nodes, not {size!r}")
     device = device_of(coordinates)
     points = device.xp.ascontiguousarray(coordinates, dtype=np.float64)
+    return lattice_aggregates(points, size) or bisected(points, size)
+
+
+def bisected(points: Array, size: float) -> Aggregates:
+    """Cut nodes recursively across their longest extent into parts of about ``size`` nodes.
+
+    All parts of a level are cut at once, where the coordinates are. Where a cut divides nodes of one plane, their other
+    coordinates decide.
+    """
     levels, starts = _levels(len(points), size)
-    of_node = find_kernel("points", "bisect", device.kind)(points, levels, starts)
+    of_node = find_kernel("points", "bisect", device_of(points).kind)(points, levels, starts)
     return Aggregates(of_node, count=len(starts))
 
 

@@ -45,8 +45,9 @@ class Links:
 
 def inverse_roots(diagonal: Array) -> Array:
     """Return ``1 / sqrt(a_ii)`` of diagonal entries, such as (nodes, size); 0 where one is not positive."""
-    xp, positive = device_of(diagonal).xp, diagonal > 0.0
-    return xp.where(positive, 1.0 / xp.sqrt(xp.where(positive, diagonal, 1.0)), 0.0)
+    xp = device_of(diagonal).xp
+    roots = xp.sqrt(xp.where(diagonal > 0.0, diagonal, math.inf))
+    return xp.divide(1.0, roots, out=roots)
 
 
 def links_between(

@@ -21,8 +21,8 @@ and all inner products are sums of fine ones and of coarse ones, because ``P^T A
     z.Ap = p_f.u + p_c.g + h.z_c                        h = P^T A p
 
 The direction is made conjugate by ``beta = -z.Ap / p.Ap``, as B may vary a little (flexible CG, Notay 2000). An iteration needs
-``2 smoothing + degree + 1`` products; streamed they share a sweep if the ring has as many slots and one more. Fine vectors: b, y,
-p_f, x, m, u, r and three of the recurrence.
+``2 smoothing + degree + 1`` products; streamed they share a sweep if the ring has as many slots and one more. Where they do not,
+the last residual takes ``smoothing + 1`` products. Fine vectors: b, y, p_f, x, m, u, r and three of the recurrence.
 """
 
 from __future__ import annotations
@@ -310,10 +310,9 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
 
     def _end_column(self, state: AnyState, column: int, reason: StopReason) -> None:
         self.columns.end(column, reason)
-        if reason is StopReason.NOT_FINITE:  # NaN times zero would be NaN in every other column
-            sweep = self._sweep
-            of_state = (state.y, state.p, state.c, state.p_c, state.h, state.rho)
-            for vectors in (*of_state, sweep.m, sweep.u, sweep.g, sweep.e1):
+        if reason is StopReason.NOT_FINITE:
+            self._sweep.clear(column)
+            for vectors in (state.y, state.p, state.c, state.p_c, state.h, state.rho):
                 self.problem.column(vectors, column)[...] = 0
 
     def advance(self, state: AnyState, iterations: int) -> StopReason | None:
@@ -348,14 +347,14 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
     def _update(self, state: AnyState) -> None:
         """Advance the iterates along the new directions; the vectors of the last sweep are used up."""
         sweep, columns = self._sweep, self.columns
+        sweep.complete()
         e1, g, level, A_c, m, u = sweep.e1, sweep.g, sweep.M.level, sweep.M.level.A, sweep.m, sweep.u
         e2 = level.solve(state.rho - A_c.apply(e1) - g)
         z_c = e1 + e2
         A_z = A_c.apply(z_c)
-        rm, mu, pu = self.space.dots((sweep.r, m), (m, u), (state.p, u))
-        eg, rho_z, gz, zAz, pg, hz = self._coarse.dots(
-            (e1, g), (state.rho, z_c), (g, z_c), (z_c, A_z), (state.p_c, g), (state.h, z_c)
-        )
+        fine = (sweep.r, m), (m, u), (state.p, u)
+        coarse = (e1, g), (state.rho, z_c), (g, z_c), (z_c, A_z), (state.p_c, g), (state.h, z_c)
+        (rm, mu, pu), (eg, rho_z, gz, zAz, pg, hz) = self.space.dots_with(fine, self._coarse, coarse)
         rz, zq, curvatures = rm + eg + rho_z, pu + pg + hz, state.curvatures
         moved = curvatures > 0
         with np.errstate(all="ignore"):

@@ -207,7 +207,7 @@ def smoothed_aggregation(
         The aggregate of every node; or the nodes along each axis of a structured mesh whose nodes couple with their neighbours
         only, which is cut into boxes; or ``"pattern"``: they are grown in the pattern of A, which costs a sweep, and is better
         where nodes lie near each other across gaps, as in thin walls and foams. By default they are made from the coordinates,
-        and without them from the pattern.
+        as boxes if these lie on a lattice, and without them from the pattern.
     block_size : int or "auto"
         Unknowns a node; by default those of the blocks that A stores.
     aggregate_nodes : int

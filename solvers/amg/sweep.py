@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from penstock.solvers.amg.galerkin import PRODUCT
 from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import StopReason
 from penstock.solvers.states import direction_kept
-from penstock.spmv import Array, SweptOperator
+from penstock.spmv import Array, Operator, SweptOperator
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
 
@@ -22,6 +22,9 @@ class CoarseSweep:
     x and y are the iterate and its fine part, which the solver advances; r, m and u are the residual ``b - A x``, ``m = q(D A)
     D r`` and ``u = A m``. e1 and g have a row for each unknown of the coarse level: the coarse correction that x contains, and
     ``P^T A m``.
+
+    :meth:`run` computes x and r, and :meth:`complete` the rest, from which the next update is made and which a residual that is
+    small enough does not need. Where all products share a pass over A, ``run`` computes them.
     """
 
     def __init__(self, problem: LinearProblem, b: Array) -> None:
@@ -45,10 +48,16 @@ class CoarseSweep:
             *smooth[1:],
             PRODUCT,
         ]
-        self._recurrence = Recurrence(
-            steps, self._v, self._other, self.r, self.M.scaling, self._image, self.problem.space,
-            added=self.y, kept=((self.x, None), (self.m, self.u)),
-        )  # fmt: skip
+        vectors: dict[str, Any] = {
+            "f": self.r, "diagonal": self.M.scaling, "image": self._image, "space": self.problem.space, "added": self.y,
+            "kept": ((self.x, None), (self.m, self.u)),
+        }  # fmt: skip
+        whole = Recurrence(steps, self._v, self._other, **vectors)
+        residual = 1 + next(stage for stage, step in enumerate(steps) if step.forms_residual)
+        self._first, self._rest = whole, None
+        if _divides_for_nothing(self.problem.A, residual, len(steps)):
+            self._first = Recurrence(steps[:residual], self._v, self._other, **vectors)
+            self._rest = Recurrence(steps[residual:], *whole.vectors(residual), **vectors)
 
     def widen(self) -> None:
         """Use the polynomial for a matrix whose slow modes the coarse level represents badly, from the next sweep on."""
@@ -82,28 +91,50 @@ class CoarseSweep:
         level.A.apply(c, rho, alpha=-1.0, beta=1.0)
 
     def run(self, c: Array, rho: Array) -> None:
-        """Compute the residual of the iterate, and what the next update needs; one pass over A."""
-        problem, T, began = self.problem, self.M.level.T, time.perf_counter()
+        """Compute the iterates and their residuals; one pass over A."""
         self.e1[...] = self.M.level.solve(rho)
-        T.prolong(c + self.e1, self._v)
+        self.M.level.T.prolong(c + self.e1, self._v)
         self.r[...] = self._b
-        s = self._recurrence.run(problem.A)
-        problem.products += len(self._recurrence.steps)
+        self._advance(self._first, is_last=self._rest is None)
+
+    def complete(self) -> None:
+        """Compute what the update after :meth:`run` needs."""
+        if self._rest is not None:
+            self._advance(self._rest, is_last=True)
+
+    def _advance(self, recurrence: Recurrence, *, is_last: bool) -> None:
+        problem, began = self.problem, time.perf_counter()
+        last = recurrence.run(problem.A)
+        problem.products += len(recurrence.steps)
         problem.matrix_seconds += time.perf_counter() - began
-        T.restrict(s, self.g)
+        if is_last:
+            self.M.level.T.restrict(last, self.g)
+
+    def clear(self, column: int) -> None:
+        """Set all to zero that is not finite in a column: NaN times zero would be NaN in every other one."""
+        for vectors in (self._v, self._other, self._image, self.r, self.m, self.u, self.g, self.e1):
+            self.problem.column(vectors, column)[...] = 0
 
     def at_floor(self, residual: float, column: int = 0) -> bool:
         """Return whether the residual of x has reached the rounding floor; a sweep that leaves the direction as it was."""
+        work = self._v if self._rest is None else self.u  # which nothing needs that follows :meth:`run`
         with direction_kept(self.problem.A):
-            reason = self.problem.stagnation(self.x, residual, column, work=self._v)
+            reason = self.problem.stagnation(self.x, residual, column, work=work)
         return reason is StopReason.ROUNDING_FLOOR
 
     def _turn_back(self) -> None:
         """Let the next sweep repeat the last one in its direction, because half of a matrix adds in the order of the rows."""
         A = self.problem.A
         if isinstance(A, SweptOperator):
-            A.turn_back(len(self._recurrence.steps))
+            A.turn_back(len(self._first.steps))
 
     def end(self) -> tuple[Array, ...]:
         """Give the vectors back to the preconditioner, and return x and y."""
         return self.M.return_vectors(self._vectors, self.x, self.y)
+
+
+def _divides_for_nothing(A: Operator, first: int, products: int) -> bool:
+    """Return whether some products need no further pass over A if the ``first`` ones are done, and looked at, before others."""
+    if not isinstance(A, SweptOperator):
+        return True
+    return A.sweeps_of(first) + A.sweeps_of(products - first) == A.sweeps_of(products)

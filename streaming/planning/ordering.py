@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+_RUN = 1024  # rows of which the extents are joined once for all cuts
 
 # Sums of squares of coordinates must not overflow.
 _LARGEST_COORDINATE = 1e100
@@ -61,6 +64,14 @@ class ColumnExtents:
         _find_extents(len(A.indptr) - 1, np.asarray(A.indptr), np.asarray(A.indices), size, block_size, first, last)
         return cls(first, last)
 
+    @cached_property
+    def _of_runs(self) -> tuple[Integers, Integers]:
+        """The extents of whole runs of rows, of which many cuts are made."""
+        starts = np.arange(0, len(self.first), _RUN)
+        if not starts.size:
+            return self.first, self.last
+        return np.minimum.reduceat(self.first, starts), np.maximum.reduceat(self.last, starts)
+
     def reach(self, row_starts: Sequence[int]) -> int:
         """Return :func:`reach_of` slabs that begin at these rows."""
         key = tuple(row_starts)
@@ -68,7 +79,7 @@ class ColumnExtents:
             return self._reaches[key]
         starts = np.asarray(row_starts, dtype=np.int64)
         firsts, lasts = np.empty_like(starts), np.empty_like(starts)
-        _join_extents(len(starts), self.first, self.last, starts, firsts, lasts)
+        _join_extents(len(starts), self.first, self.last, *self._of_runs, starts, firsts, lasts)
         bounds = zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
         reach = self._reaches[key] = reach_of(row_starts, [range(*pair) for pair in bounds])
         return reach
@@ -92,13 +103,20 @@ def _find_extents(
 
 @shared_range(least=256)
 def _join_extents(
-    begin: int, end: int, first: Integers, last: Integers, starts: Integers, firsts: Integers, lasts: Integers
-) -> None:
+    begin: int, end: int, first: Integers, last: Integers, first_of_run: Integers, last_of_run: Integers,
+    starts: Integers, firsts: Integers, lasts: Integers,
+) -> None:  # fmt: skip
     for slab in range(begin, end):
         stop = starts[slab + 1] if slab + 1 < starts.shape[0] else first.shape[0]
-        low, high = first[starts[slab]], last[starts[slab]]
-        for row in range(starts[slab], stop):
-            low, high = min(low, first[row]), max(high, last[row])
+        row = starts[slab]
+        low, high = first[row], last[row]
+        while row < stop:
+            if row % _RUN == 0 and row + _RUN <= stop:
+                low, high = min(low, first_of_run[row // _RUN]), max(high, last_of_run[row // _RUN])
+                row += _RUN
+            else:
+                low, high = min(low, first[row]), max(high, last[row])
+                row += 1
         firsts[slab], lasts[slab] = low, high
 
 

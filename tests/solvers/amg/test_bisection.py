@@ -5,7 +5,7 @@ import pytest
 from kernel_targets import TARGETS
 
 from penstock.solvers.amg import bisection
-from penstock.solvers.amg.bisection import coordinate_aggregates
+from penstock.solvers.amg.bisection import bisected, coordinate_aggregates
 from penstock.spmv import InputError
 from penstock.spmv.compilation.table import find_kernel
 
@@ -18,7 +18,7 @@ def sizes_of(aggregates):
 def test_bisection_makes_equal_compact_parts(seed):
     points = np.random.default_rng(seed).random((4000, 3)) * [10, 1, 1]
 
-    aggregates = coordinate_aggregates(points, 125)
+    aggregates = bisected(points, 125)
 
     assert aggregates.count == 32
     assert sizes_of(aggregates).max() - sizes_of(aggregates).min() <= 2
@@ -47,11 +47,11 @@ _BODIES = {
 @pytest.mark.parametrize("body", _BODIES)
 def test_all_threads_together_cut_as_each_alone_does(body, monkeypatch):
     points = _BODIES[body]
-    alone = coordinate_aggregates(points, 60)
+    alone = bisected(points, 60)
 
     monkeypatch.setattr(bisection, "_LARGE", 100)
 
-    assert np.array_equal(coordinate_aggregates(points, 60).of_node, alone.of_node)
+    assert np.array_equal(bisected(points, 60).of_node, alone.of_node)
 
 
 @pytest.mark.parametrize(("size", "wide"), [(1, False), (60, False), (60, True), (10_000, False)])
@@ -62,7 +62,7 @@ def test_all_devices_make_the_same_parts(target, body, size, wide, monkeypatch):
     if wide:
         monkeypatch.setattr(bisection, "INT32_MAX", 0)
     points = _BODIES[body]
-    expected = coordinate_aggregates(points, size)
+    expected = bisected(points, size)
 
     with target.running():
         levels, starts = bisection._levels(len(points), size)
@@ -78,12 +78,12 @@ def test_all_devices_make_the_same_parts(target, body, size, wide, monkeypatch):
 def test_runs_of_ascending_nodes_are_cut_as_others():
     line = np.arange(200_000.0)  # whose middle nodes would be the worst pivots: this took a minute with them
     for points in (np.concatenate([line, line]), np.concatenate([line, line[::-1]])):
-        assert sizes_of(coordinate_aggregates(points[:, None], 27)).max() <= 28
+        assert sizes_of(bisected(points[:, None], 27)).max() <= 28
 
 
 def test_parts_do_not_depend_on_the_numbers_of_the_nodes():
     order = np.random.default_rng(1).permutation(len(_GRID))
-    one, other = coordinate_aggregates(_GRID, 60).of_node, coordinate_aggregates(_GRID[order], 60).of_node
+    one, other = bisected(_GRID, 60).of_node, bisected(_GRID[order], 60).of_node
 
     assert np.array_equal(one[order], other)
 

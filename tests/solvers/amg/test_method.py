@@ -12,7 +12,8 @@ from penstock.solvers import CoarseCgState, StopReason, block_cg, cg, chebyshev,
 from penstock.spmv import CsrMatrix
 from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
 
-PRODUCTS = 14
+# Of an iteration, and the first of these, which form its residual.
+PRODUCTS, RESIDUAL = 14, 3
 
 
 def beam_of(nodes, dof=3):
@@ -81,7 +82,7 @@ def test_a_tight_tolerance_is_met():
     assert result.iterations <= 17
 
 
-@pytest.mark.parametrize("slots", [PRODUCTS + 1, 9, 3])
+@pytest.mark.parametrize("slots", [PRODUCTS + 1, 9, 3, 2])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_streamed_it_has_the_same_bits(slots, overlap):
     beam = beam_of((32, 5, 5))
@@ -98,9 +99,23 @@ def test_streamed_it_has_the_same_bits(slots, overlap):
     assert result.iterations == resident.iterations
     assert np.array_equal(result.x, resident.x)
     together = slots - 1 if overlap else slots
-    an_iteration = -(-PRODUCTS // min(together, PRODUCTS))
-    for_the_start = -(-len(M.smooth) // min(together, len(M.smooth)))
-    assert sweeps == (result.iterations + 1) * an_iteration + for_the_start
+    an_iteration = -(-PRODUCTS // together)
+    for_the_start = -(-len(M.smooth) // together)
+    # The last residual needs the first products of an iteration only, where others would be made in further sweeps.
+    of_residual, of_rest = -(-RESIDUAL // together), -(-(PRODUCTS - RESIDUAL) // together)
+    for_the_end = of_residual if of_residual + of_rest == an_iteration else an_iteration
+    assert sweeps == result.iterations * an_iteration + for_the_start + for_the_end
+
+
+def test_in_memory_no_product_follows_the_last_residual():
+    beam = beam_of((32, 5, 5))
+    A, b = beam.matrix(), beam.load()
+    M = level_for(beam, A)
+
+    whole, stopped = cg(A, b, M=M, rtol=1e-8), cg(A, b, M=M, maxiter=3)
+
+    assert whole.sweeps == len(M.smooth) + whole.iterations * PRODUCTS + RESIDUAL
+    assert stopped.sweeps == len(M.smooth) + 3 * PRODUCTS + RESIDUAL
 
 
 def test_half_of_the_matrix_streamed_agrees_to_rounding():

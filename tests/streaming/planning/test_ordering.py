@@ -92,6 +92,19 @@ def test_reach_is_that_of_the_definition():
         assert ColumnExtents.of(A).reach(starts) == expected
 
 
+def test_reach_of_many_rows_is_that_of_the_definition():
+    """Whose extents are joined in runs, wherever slabs begin."""
+    rows = 5000
+    near = np.arange(rows)[:, None] + np.random.default_rng(4).integers(-300, 300, (rows, 3))
+    columns = np.sort(np.clip(near, 0, rows - 1), axis=1)
+    A = scipy.sparse.csr_array((np.ones(3 * rows), columns.reshape(-1), np.arange(0, 3 * rows + 1, 3)), (rows, rows))
+    extents = ColumnExtents.of(A)
+    for starts in ([0], [0, 2048], [0, 1024, 3072], list(range(0, rows, 37)), [0, 1, 1025, 4999]):
+        slab = np.searchsorted(starts, np.arange(rows), side="right") - 1
+        expected = max(1, abs(slab[:, None] - slab[columns]).max())
+        assert extents.reach(starts) == expected
+
+
 def test_a_block_counts_as_a_whole():
     A = scipy.sparse.csr_array(([1.0, 1.0, 1.0], [3, 1, 2], [0, 1, 2, 3, 3]), shape=(4, 4))
     assert ColumnExtents.of(A).last.tolist() == [3, 1, 2, 3]
