@@ -150,7 +150,7 @@ class DistributedStreamedMatrix(DistributedMatrix, SweptOperator):
 
     def sweeps_of(self, products: int) -> int:
         """Return the sweeps of some consecutive products, the same on all ranks."""
-        return 1 if self._powers is None else -(-products // self._powers)
+        return -(-products // (self._powers or 1))
 
     def preferred_degree(self) -> int | None:
         """Return the planned polynomial degree of the first rank, or else the powers of one sweep."""

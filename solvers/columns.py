@@ -46,7 +46,7 @@ class ColumnSpace:
     def dots_with(
         self, pairs: Sequence[tuple[Array, Array]], other: ColumnSpace, others: Sequence[tuple[Array, Array]]
     ) -> tuple[Numbers, Numbers]:
-        """Return the inner products of pairs, and of pairs of another space; where ranks share neither, the host waits once."""
+        """Return the inner products of pairs, and of pairs of another space; of vectors of one process, the host waits once."""
         if self._blocks is not None or self._vectors.communicator.size > 1:
             return self.dots(*pairs), other.dots(*others)
         both = self.dots(*pairs, *others)

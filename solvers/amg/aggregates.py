@@ -25,11 +25,13 @@ _MOST_ON_GPU = 100_000
 # nodes need some 25.
 _ROUNDS, _MOST_ROUNDS = 4, 64
 
-# Nodes are on one plane of a lattice whose coordinates differ by less than this share of its extent; distances between planes may
-# differ by the second factor where cells are nearly cubic, and this share of its places must be nodes. There may be this many
-# times as many boxes as aggregates are wanted, as boxes have half as many neighbours as other parts. They are up to this many
-# times as long as cubes.
-_ON_PLANE, _CUBIC, _FILLED, _MORE_BOXES, _LONGEST = 1e-6, 1.5, 0.1, 2.0, 3
+# Nodes are on one plane of a lattice if their coordinates differ by at most this share of the body's extent, or of the distance
+# between two planes. These distances may differ by the third factor where cells are nearly cubic. There may be so few, and so
+# many, nodes for a place.
+_ONE_PLANE, _THICK, _CUBIC, _FILLED, _DOUBLED = 1e-6, 1e-3, 1.5, 0.1, 1.5
+# There may be this many times as many boxes as aggregates are wanted, as boxes have half as many neighbours as other parts, with
+# this many times the nodes. They are up to this many times as long as cubes.
+_MORE_BOXES, _LARGEST, _LONGEST = 2.0, 3.0, 3
 
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
@@ -73,52 +75,63 @@ def lattice_aggregates(points: Array, size: float) -> Aggregates | None:
 
     Boxes couple with fewer others than the parts of a bisection, of which a side is often twice as long as another, and bridge
     fewer gaps where places of the lattice are empty, as in an image of bone. None where nodes do not lie on a lattice, its
-    cells are far from cubic, or most places are empty.
+    cells are far from cubic, or nine tenths of its places are empty.
     """
-    xp, (nodes, dimensions) = device_of(points).xp, points.shape
+    xp, nodes = device_of(points).xp, len(points)
+    with np.errstate(over="ignore"):
+        extents = [float(of) for of in points.max(axis=0) - points.min(axis=0)]
+    if not math.isfinite(sum(extents)):
+        return None
     lines, counts, spacings = list[Array](), list[int](), list[float]()
-    for axis in range(dimensions):
-        along = points[:, axis]
-        if (planes := _planes(along)) is None:
+    for axis, extent in enumerate(extents):
+        if extent <= _ONE_PLANE * max(extents):
+            lines.append(xp.zeros(nodes, dtype=np.int32))
+            counts.append(1)
+            continue
+        if (planes := _planes(points[:, axis])) is None:
             return None
         between, apart = planes
         spacings += apart
-        if spacings and max(spacings) > _CUBIC * min(spacings):
+        if max(spacings) > _CUBIC * min(spacings):
             return None
+        lines.append(xp.searchsorted(between, points[:, axis]).astype(np.int32))
         counts.append(len(between) + 1)
-        lines.append(xp.searchsorted(between, along))
-    least = round(size ** (1 / dimensions))
-    if least < 2 or nodes < _FILLED * math.prod(counts):
+    across = max(1, sum(count > 1 for count in counts))
+    least, places = round(size ** (1 / across)), math.prod(counts)
+    if least < 2 or not _FILLED * places <= nodes <= _DOUBLED * places:
         return None
     # Of a thin body boxes are longer, as it has few nodes across.
-    for side in range(least, _LONGEST * least):
+    for side in range(least, _LONGEST * least + 1):
         grid = _boxes(counts, side)
         of_node = xp.zeros(nodes, dtype=np.int64)
         for count, boxes, line in zip(counts, grid, lines, strict=True):
-            of_node = of_node * boxes + line * boxes // count
+            of_node = of_node * boxes + line.astype(np.int64) * boxes // count
         used = xp.bincount(of_node, minlength=math.prod(grid)) > 0
         number = int(xp.count_nonzero(used))
+        if number * _LARGEST * size < nodes:
+            return None
         if number <= _MORE_BOXES * max(1.0, nodes / size):
             numbers = (xp.cumsum(used) - 1).astype(np.int32)
             return Aggregates(numbers[of_node], grid if number == used.size else None, number)
     return None
 
 
-def _planes(along: Array) -> tuple[Array, list[float]] | None:
+def _planes(along: Array) -> tuple[Array, tuple[float, float]] | None:
     """Return the middles between the planes of a lattice along an axis, and the least and largest distance of two of them.
 
-    There are no distances where there is one plane. None if the extent overflows.
+    Planes are where coordinates are no further apart than by half of the largest distance; None if one is thick.
     """
     xp = device_of(along).xp
     places = xp.unique(along)
-    with np.errstate(over="ignore"):
-        extent = float(places[-1] - places[0])
-    if not math.isfinite(extent):
-        return None
     apart = xp.diff(places)
-    last = xp.flatnonzero(apart > _ON_PLANE * extent)  # of each plane, except of the last one
+    last = xp.flatnonzero(apart > apart.max() / 2)  # of each plane, except of the last one
     apart = apart[last]
-    return places[last] + apart / 2, [float(apart.min()), float(apart.max())] if len(last) else []
+    ends = xp.concatenate([last, xp.full(1, places.size - 1)])
+    starts = xp.concatenate([xp.zeros(1, dtype=last.dtype), last + 1])
+    least, most = float(apart.min()), float(apart.max())
+    if float((places[ends] - places[starts]).max()) > _THICK * least:
+        return None
+    return places[last] + apart / 2, (least, most)
 
 
 def numbered_aggregates(of_node: Any, nodes: int) -> Aggregates:

@@ -9,6 +9,7 @@ prolongator.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -336,7 +337,9 @@ def _aggregates(A: Operator, size: int, aggregates: Any, points: Array | None, n
     if aggregates is not None and not isinstance(aggregates, str):
         return numbered_aggregates(aggregates, count)
     if points is not None and aggregates is None:
-        return coordinate_aggregates(points, nodes)
+        found = coordinate_aggregates(points, nodes)
+        # How the lattices of ranks lie to each other is not known.
+        return found if communicator_of(A).size == 1 else replace(found, grid=None)
     return graph_aggregates(*graph_of(A, size), radius, nodes)
 
 

@@ -21,8 +21,9 @@ and all inner products are sums of fine ones and of coarse ones, because ``P^T A
     z.Ap = p_f.u + p_c.g + h.z_c                        h = P^T A p
 
 The direction is made conjugate by ``beta = -z.Ap / p.Ap``, as B may vary a little (flexible CG, Notay 2000). An iteration needs
-``2 smoothing + degree + 1`` products; streamed they share a sweep if the ring has as many slots and one more. Where they do not,
-the last residual takes ``smoothing + 1`` products. Fine vectors: b, y, p_f, x, m, u, r and three of the recurrence.
+``2 smoothing + degree + 1`` products; streamed they share a sweep if the ring has as many slots and one more. The last residual
+takes ``smoothing + 1`` of them, unless they would need a sweep more without the others. Fine vectors: b, y, p_f, x, m, u, r and
+three of the recurrence.
 """
 
 from __future__ import annotations
@@ -251,32 +252,34 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
                 new[:0] = old[:done]
             anew.iteration = done
             return anew
-        if state.rho.shape != self._sweep.g.shape:
-            raise InputError(
-                f"the state has {len(state.rho)} unknowns of the coarse level, and this one {len(self._sweep.g)}; resume with "
-                "the coarse level that it came from, or with state.without_coarse_parts()"
-            )
-        iterates = state.x if is_elsewhere(state.x, problem.A.device) else state.x.copy()
+        device, fits = problem.A.device, state.rho.shape == self._sweep.g.shape
+        iterates = state.x.copy() if fits and not is_elsewhere(state.x, device) else state.x
+        recorded = [history[done:] for history in columns.histories]
+        norms = [problem.absolute(of[0], column) if of else math.nan for column, of in enumerate(recorded)]
+        if fits:
+            self._take_up(state)
+            if columns.are_recorded(_gaps(columns.residuals, norms), state.x):
+                return state
+        # Another coarse level, such as one of other aggregates or an earlier version's, goes on from the iterates of the system.
+        iterates = device.asarray(iterates)
+        residuals = self.space.norms(problem.true_residual(iterates, device.xp.empty_like(iterates)))
+        columns.check_recorded(_gaps(residuals, norms), iterates)
+        for history in columns.histories:
+            del history[done:]
+        return self.resume(replace(state.without_coarse_parts(), x=iterates))
+
+    def _take_up(self, state: AnyState) -> None:
+        """Repeat the last sweep of a state of this coarse level."""
+        columns = self.columns
         state.x, state.y = self._sweep.take_up(state.x, state.y, widened=state.widened)
         stopped = [reason not in GOING_ON for reason in columns.reasons]
         state.curvatures = np.where(stopped, 0.0, state.curvatures)
         for column, reason in enumerate(columns.reasons):
             if reason is not StopReason.NOT_FINITE:
                 columns.reasons[column] = columns.aside.get(column)
-        recorded = [history[done:] for history in columns.histories]
         for history in columns.histories:
-            del history[done:]
+            del history[state.iteration :]
         self._next(state)
-        norms = [problem.absolute(of[0], column) if of else math.nan for column, of in enumerate(recorded)]
-        if columns.are_recorded(_gaps(columns.residuals, norms), state.x):
-            return state
-        # Another coarse level, such as an earlier version made of the same coordinates, goes on from the iterates of the system.
-        iterates = problem.A.device.asarray(iterates)
-        residuals = self.space.norms(problem.true_residual(iterates, problem.A.device.xp.empty_like(iterates)))
-        columns.check_recorded(_gaps(residuals, norms), iterates)
-        for history in columns.histories:
-            del history[done:]
-        return self.resume(replace(state.without_coarse_parts(), x=iterates))
 
     def _next(self, state: AnyState) -> None:
         """Compute the residuals of the iterates, and end the columns whose residual is small enough or cannot fall."""

@@ -1,4 +1,4 @@
-"""One pass over A of conjugate gradients with a coarse level: see :mod:`penstock.solvers.amg.method`."""
+"""The products of an iteration of conjugate gradients with a coarse level: see :mod:`penstock.solvers.amg.method`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class CoarseSweep:
     D r`` and ``u = A m``. e1 and g have a row for each unknown of the coarse level: the coarse correction that x contains, and
     ``P^T A m``.
 
-    :meth:`run` computes x and r, and :meth:`complete` the rest, from which the next update is made and which a residual that is
-    small enough does not need. Where all products share a pass over A, ``run`` computes them.
+    :meth:`run` computes e1, x and r, and :meth:`complete` the rest, from which the next update is made and which a residual that
+    is small enough does not need. Where that division would cost a sweep, ``run`` computes all.
     """
 
     def __init__(self, problem: LinearProblem, b: Array) -> None:
@@ -55,9 +55,10 @@ class CoarseSweep:
         whole = Recurrence(steps, self._v, self._other, **vectors)
         residual = 1 + next(stage for stage, step in enumerate(steps) if step.forms_residual)
         self._first, self._rest = whole, None
-        if _divides_for_nothing(self.problem.A, residual, len(steps)):
+        if _division_is_free(self.problem.A, residual, len(steps)):
             self._first = Recurrence(steps[:residual], self._v, self._other, **vectors)
             self._rest = Recurrence(steps[residual:], *whole.vectors(residual), **vectors)
+        self._left = self._rest  # what :meth:`complete` has to do
 
     def widen(self) -> None:
         """Use the polynomial for a matrix whose slow modes the coarse level represents badly, from the next sweep on."""
@@ -91,23 +92,25 @@ class CoarseSweep:
         level.A.apply(c, rho, alpha=-1.0, beta=1.0)
 
     def run(self, c: Array, rho: Array) -> None:
-        """Compute the iterates and their residuals; one pass over A."""
+        """Compute the iterates and their residuals."""
         self.e1[...] = self.M.level.solve(rho)
         self.M.level.T.prolong(c + self.e1, self._v)
         self.r[...] = self._b
-        self._advance(self._first, is_last=self._rest is None)
+        self._left = self._rest
+        self._advance(self._first)
 
     def complete(self) -> None:
         """Compute what the update after :meth:`run` needs."""
-        if self._rest is not None:
-            self._advance(self._rest, is_last=True)
+        if (rest := self._left) is not None:
+            self._left = None
+            self._advance(rest)
 
-    def _advance(self, recurrence: Recurrence, *, is_last: bool) -> None:
+    def _advance(self, recurrence: Recurrence) -> None:
         problem, began = self.problem, time.perf_counter()
         last = recurrence.run(problem.A)
         problem.products += len(recurrence.steps)
         problem.matrix_seconds += time.perf_counter() - began
-        if is_last:
+        if self._left is None:
             self.M.level.T.restrict(last, self.g)
 
     def clear(self, column: int) -> None:
@@ -117,7 +120,7 @@ class CoarseSweep:
 
     def at_floor(self, residual: float, column: int = 0) -> bool:
         """Return whether the residual of x has reached the rounding floor; a sweep that leaves the direction as it was."""
-        work = self._v if self._rest is None else self.u  # which nothing needs that follows :meth:`run`
+        work = self._v if self._left is None else self.u  # what is left to do overwrites u, and begins with v
         with direction_kept(self.problem.A):
             reason = self.problem.stagnation(self.x, residual, column, work=work)
         return reason is StopReason.ROUNDING_FLOOR
@@ -130,11 +133,14 @@ class CoarseSweep:
 
     def end(self) -> tuple[Array, ...]:
         """Give the vectors back to the preconditioner, and return x and y."""
+        A = self.problem.A
+        if isinstance(A, SweptOperator) and self._rest is not None and self._left is None:
+            A.turn_back(len(self._rest.steps))  # so that the last sweeps are those of :meth:`run`
         return self.M.return_vectors(self._vectors, self.x, self.y)
 
 
-def _divides_for_nothing(A: Operator, first: int, products: int) -> bool:
-    """Return whether some products need no further pass over A if the ``first`` ones are done, and looked at, before others."""
+def _division_is_free(A: Operator, first: int, products: int) -> bool:
+    """Return whether some products need no further sweep over A if others begin only after the ``first`` ones have ended."""
     if not isinstance(A, SweptOperator):
         return True
     return A.sweeps_of(first) + A.sweeps_of(products - first) == A.sweeps_of(products)

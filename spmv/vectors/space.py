@@ -87,7 +87,7 @@ class VectorSpace:
         kernel = find_kernel("vector", "dot", self.device.kind)
         for (x, y), partial in zip(pairs, partials, strict=True):
             kernel(x, y, partial if cuda else partial[: -(-x.size // CHUNK)])
-        # From left to right, a fixed order; Python's own sum would depend on its version.
+        # From left to right, a fixed order; Python's own sum would depend on its version. Vectors of no entries have no partials.
         own = np.cumsum(self.device.to_host(partials), axis=1)[:, -1:].sum(axis=1)
         return [float(total) for total in self.communicator.total(own)]
 

@@ -66,19 +66,20 @@ def lattice_of(counts, spacings=(1.0, 1.0, 1.0)):
     return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(counts))
 
 
-@pytest.mark.parametrize("counts", [(12, 10, 11), (24, 35), (11, 6, 5), (260,)])
+@pytest.mark.parametrize("counts", [(12, 10, 11), (24, 35), (11, 6, 5), (25, 25, 1), (260,), (20_000,)])
+@pytest.mark.parametrize("noise", [1e-15, 1e-5])
 @pytest.mark.parametrize("target", TARGETS)
-def test_nodes_that_fill_a_lattice_in_any_order_become_its_boxes(target, counts):
+def test_nodes_that_fill_a_lattice_in_any_order_become_its_boxes(target, counts, noise):
     points = 0.1 * lattice_of(counts) - 0.3
     rng = np.random.default_rng(0)
     order = rng.permutation(len(points))
-    points = points[order] * (1 + 1e-15 * rng.standard_normal(points.shape))  # as computed in several ways
+    points = points[order] + 0.1 * noise * rng.uniform(-1, 1, points.shape)  # as computed in several ways
 
     with target.running():
         aggregates = lattice_aggregates(target.put(points), 125)
         found = target.get(aggregates.of_node)
 
-    boxes = box_aggregates(counts, round(125 ** (1 / len(counts))))
+    boxes = box_aggregates(counts, round(125 ** (1 / sum(count > 1 for count in counts))))
     assert np.array_equal(found, boxes.of_node[order])
     assert (aggregates.grid, aggregates.count) == (boxes.grid, boxes.count)
 
@@ -115,9 +116,15 @@ def test_boxes_of_a_thin_body_are_longer():
         _CUBE[(_CUBE == 0).sum(axis=1) >= 2],
         lattice_of((400, 2, 2)),
         3e307 * (_CUBE - 4.5),
+        _CUBE + 0.01 * np.random.default_rng(0).random((1000, 3)),
+        np.tile(_CUBE, (2, 1)),
+        np.ones((1000, 3)),
     ],
-    ids=["scattered", "flat cells", "cells of several sizes", "a flat layer", "a frame", "a chain", "too far apart"],
-)
+    ids=[
+        "scattered", "flat cells", "cells of several sizes", "a flat layer", "a frame", "a chain", "too far apart",
+        "thick planes", "all twice", "one place",
+    ],
+)  # fmt: skip
 def test_other_nodes_are_left_to_bisection(points):
     assert lattice_aggregates(np.ascontiguousarray(points), 125) is None
 
