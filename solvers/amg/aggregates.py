@@ -29,9 +29,10 @@ _ROUNDS, _MOST_ROUNDS = 4, 64
 # between two planes. These distances may differ by the third factor where cells are nearly cubic. There may be so few, and so
 # many, nodes for a place.
 _ONE_PLANE, _THICK, _CUBIC, _FILLED, _DOUBLED = 1e-6, 1e-3, 1.5, 0.1, 1.5
-# There may be this many times as many boxes as aggregates are wanted, as boxes have half as many neighbours as other parts, with
-# this many times the nodes. They are up to this many times as long as cubes.
-_MORE_BOXES, _LARGEST, _LONGEST = 2.0, 3.0, 3
+# There may be this many times as many boxes as aggregates are wanted, as boxes have half as many neighbours as other parts. With
+# this many times as many nodes as wanted, boxes are large, and there are none with the third number. They are up to the last number
+# of times as long as cubes.
+_MORE_BOXES, _LARGE, _LARGEST, _LONGEST = 2.0, 1.25, 3.0, 3
 
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
@@ -103,6 +104,8 @@ def lattice_aggregates(points: Array, size: float) -> Aggregates | None:
     # Of a thin body boxes are longer, as it has few nodes across.
     for side in range(least, _LONGEST * least + 1):
         grid = _boxes(counts, side)
+        if places > _LARGE * size * math.prod(grid):  # of a small body, where boxes of a little less do no harm
+            grid = tuple(max(1, round(count / side)) for count in counts)
         of_node = xp.zeros(nodes, dtype=np.int64)
         for count, boxes, line in zip(counts, grid, lines, strict=True):
             of_node = of_node * boxes + line.astype(np.int64) * boxes // count

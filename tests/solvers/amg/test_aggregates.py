@@ -99,6 +99,17 @@ def test_empty_boxes_of_a_lattice_are_left_out():
     assert np.array_equal(np.unique(empty.of_node), np.arange(19))
 
 
+def test_boxes_of_a_small_body_are_not_much_larger_than_wanted():
+    assert lattice_aggregates(lattice_of((14, 14, 14)), 125).grid == (3, 3, 3)
+    assert lattice_aggregates(lattice_of((34, 34, 34)), 125).grid == (7, 7, 7)
+    assert lattice_aggregates(lattice_of((64, 64, 64)), 125).grid == (12, 12, 12)
+
+
+def test_a_far_node_is_no_lattice():
+    """Beside it, all others are on a plane, but that is thick."""
+    assert lattice_aggregates(np.concatenate([_CUBE, np.full((1, 3), 1e8)]), 125) is None
+
+
 def test_boxes_of_a_thin_body_are_longer():
     aggregates = lattice_aggregates(lattice_of((100, 20, 2)), 125)
 
