@@ -30,8 +30,8 @@ _ROUNDS, _MOST_ROUNDS = 4, 64
 # many, nodes for a place.
 _ONE_PLANE, _THICK, _CUBIC, _FILLED, _DOUBLED = 1e-6, 1e-3, 1.5, 0.1, 1.5
 # There may be this many times as many boxes as aggregates are wanted, as boxes have half as many neighbours as other parts. With
-# this many times as many nodes as wanted, boxes are large, and there are none with the third number. They are up to the last number
-# of times as long as cubes.
+# the second number of times as many nodes as wanted, boxes are large, and with the third there are none. Those of a thin body are
+# up to the last number of times as long as others.
 _MORE_BOXES, _LARGE, _LARGEST, _LONGEST = 2.0, 1.25, 3.0, 3
 
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
