@@ -15,6 +15,7 @@ from penstock.solvers.amg.lines import LEAST_LINE, WORTH_WHILE
 from penstock.solvers.amg.links import flat_nodes, inverse_roots, lines_of, links_among
 from penstock.solvers.amg.paths import long_paths
 from penstock.spmv import Array, BsrMatrix, CsrMatrix
+from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64, rows_of
 
@@ -42,17 +43,47 @@ def find_lines(A: CsrMatrix, size: int) -> LinesFound | None:
     nodes = A.shape[0] // size
     if A.shape[0] % size or not nodes:
         return None
-    scales = inverse_roots(A.diagonal_blocks(1).reshape(-1, size).astype(np.float64, copy=False))
+    # On a host the diagonal is read where it is needed: all of it would take longer than all the rest.
+    on_host = A.device.kind == "cpu"
+    scales = np.zeros((nodes, size)) if on_host else _all_scales(A, size)
     flat, on_lines, looked_at = 0, 0, 0
     for start in np.unique(np.linspace(0, max(0, nodes - _RUN), _RUNS).astype(np.int64)).tolist():
         rows = _rows_of(A, size, start, min(start + _RUN, nodes))
+        if on_host:
+            _add_scales(A, rows, scales)
         flat_here = flat_nodes(rows, scales, finite_volumes=True)
         flat, looked_at = flat + count_true(flat_here), looked_at + len(flat_here)
         path, _ = lines_of(links_among(rows, scales, flat_here, start, ties=False), rows, LEAST_LINE, nodes)
         on_lines += count_true(path >= 0)
     if on_lines >= WORTH_WHILE * looked_at:
         return LinesFound(None)
-    return _lines_everywhere(A, size, scales) if flat >= WORTH_WHILE * looked_at else None
+    if flat < WORTH_WHILE * looked_at:
+        return None
+    return _lines_everywhere(A, size, _all_scales(A, size) if on_host else scales)
+
+
+def _all_scales(A: CsrMatrix, size: int) -> Array:
+    return inverse_roots(A.diagonal_blocks(1).reshape(-1, size).astype(np.float64, copy=False))
+
+
+def _add_scales(A: CsrMatrix, rows: BlockRows, scales: Array) -> None:
+    """Set the scales of the nodes of some rows and of those that they couple with, for a matrix on the host."""
+    own = np.arange(rows.start, rows.start + len(rows.offsets) - 1)
+    nodes, size = np.union1d(own, rows.columns), scales.shape[1]
+    unknowns, diagonal = (nodes[:, None] * size + np.arange(size)).reshape(-1), np.zeros(nodes.size * size)
+    _find_diagonal(len(unknowns), A.row_offsets, A.column_indices, A.values, unknowns, diagonal)
+    scales[nodes] = inverse_roots(diagonal.reshape(-1, size))
+
+
+@shared_range(least=1024)
+def _find_diagonal(
+    begin: int, end: int, offsets: Array, columns: Array, values: Array, rows: Array, diagonal: Array
+) -> None:
+    for number in range(begin, end):
+        row = rows[number]
+        for entry in range(offsets[row], offsets[row + 1]):
+            if columns[entry] == row:
+                diagonal[number] = values[entry]
 
 
 def _lines_everywhere(A: CsrMatrix, size: int, scales: Array) -> LinesFound | None:
@@ -74,7 +105,8 @@ def _lines_everywhere(A: CsrMatrix, size: int, scales: Array) -> LinesFound | No
     name = np.where(path < 0, np.arange(nodes), path)  # a line is named after one of its nodes
     is_first[name] = True
     line = (np.cumsum(is_first) - 1)[name]
-    return LinesFound(np.lexsort((place, _places_of_lines(A, size, line)[line])).astype(np.int64, copy=False))
+    places = _places_of_lines(A, size, line, place)
+    return LinesFound(np.lexsort((place, places[line])).astype(np.int64, copy=False))
 
 
 def _rows_of(A: CsrMatrix, size: int, start: int, stop: int) -> BlockRows:
@@ -85,18 +117,22 @@ def _rows_of(A: CsrMatrix, size: int, start: int, stop: int) -> BlockRows:
     return rows
 
 
-def _places_of_lines(A: CsrMatrix, size: int, line: Array) -> Array:
-    """Return the place of every line in the reverse Cuthill-McKee order of the graph of lines."""
+def _places_of_lines(A: CsrMatrix, size: int, line: Array, place: Array) -> Array:
+    """Return the place of every line in the reverse Cuthill-McKee order of the graph of lines.
+
+    Lines are taken for neighbours where the ends or the middle of one couple with the other.
+    """
     from scipy.sparse.csgraph import reverse_cuthill_mckee  # here, as it loads all of scipy.linalg
 
     offsets, columns = map(A.device.to_host, (A.row_offsets, A.column_indices))
-    nodes, lines = len(line), int(line.max()) + 1
-    ones = np.ones(len(columns), dtype=np.float32)
-    pattern = scipy.sparse.csr_array((ones, columns, offsets), shape=A.shape)
-    onto = scipy.sparse.csr_array((ones[: len(line)], line, np.arange(nodes + 1)), shape=(nodes, lines))
-    of_columns = onto if size == 1 else scipy.sparse.kron(onto, np.ones((size, 1), dtype=np.float32), format="csr")
-    beside = (pattern if size == 1 else pattern[::size]) @ of_columns  # from nodes to lines
-    graph = onto.T.tocsr() @ beside
-    places = np.empty(lines, dtype=np.int64)
-    places[reverse_cuthill_mckee(graph, symmetric_mode=True)] = np.arange(lines)
+    along = np.lexsort((place, line))
+    starts = np.searchsorted(line[along], np.arange(int(line.max()) + 2))
+    first, stop = starts[:-1], starts[1:]
+    some = np.unique(along[np.concatenate([first, (first + stop) // 2, stop - 1])])
+    pattern = scipy.sparse.csr_array((columns, columns, offsets), shape=A.shape)[some * size]
+    of_row = np.repeat(line[some], np.diff(pattern.indptr))
+    ones = np.ones(len(of_row), dtype=np.float32)
+    graph = scipy.sparse.coo_array((ones, (of_row, line[pattern.indices // size])), shape=(len(first),) * 2).tocsr()
+    places = np.empty(len(first), dtype=np.int64)
+    places[reverse_cuthill_mckee((graph + graph.T).tocsr(), symmetric_mode=True)] = np.arange(len(first))
     return places
