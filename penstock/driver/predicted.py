@@ -28,7 +28,7 @@ _MOST_ENTRIES_A_ROW, _SHARE_OF_LOOK, _MOST_ROWS = 40, 0.5, 200_000
 # A quick look takes about as long as this for a node and for an entry, or a block, of the matrix.
 _LOOK_NODE_SECONDS, _LOOK_ENTRY_SECONDS = 0.4e-6, 0.06e-6
 # All orders are tried if the factorisation is predicted to take this many times as long as trying them.
-_TIMES_ORDERS = 2
+_TIMES_ORDERS = 3
 #: A factorisation is worth it if the iterations that are left would take the first number of times as long, and a look at it if
 #: they would take the second number of times as long as the look.
 FASTER, WORTH_A_LOOK = 2.0, 3

@@ -136,6 +136,7 @@ class CoarseSweep:
         A = self.problem.A
         if isinstance(A, SweptOperator) and self._rest is not None and self._left is None:
             A.turn_back(len(self._rest.steps))  # so that the last sweeps are those of :meth:`run`
+            self._left = self._rest
         return self.M.return_vectors(self._vectors, self.x, self.y)
 
 
