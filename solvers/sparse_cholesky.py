@@ -25,10 +25,9 @@ from penstock.spmv.formats.reordering import reordered, rows_of_nodes
 Solve = Callable[[Array], Array]
 
 _MINIMUM_DEGREE = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
-# Of a row, of an entry of the factor, and of an operation, as measured on one core for systems of 8,000 to 100,000 rows in the
-# plane and in space; those of CHOLMOD's operations are below. Its entries count with two solves.
-_CHOLMOD_ROW_SECONDS, _CHOLMOD_ENTRY_SECONDS = 0.45e-6, 31e-9
-_SUPERLU_ENTRY_SECONDS, _SUPERLU_SECONDS = 50e-9, 0.1e-9
+# Of an entry of the factor, and of an operation, as measured on one core for systems of 8,000 to 100,000 rows in the plane and
+# in space; those of CHOLMOD's operations are below.
+_CHOLMOD_ENTRY_SECONDS, _SUPERLU_ENTRY_SECONDS, _SUPERLU_SECONDS = 24e-9, 50e-9, 0.1e-9
 # Of a row and of an entry of the matrix, for CHOLMOD to try all orders; as measured for a dozen systems, within a factor of 2.
 _ORDERS_ROW_SECONDS, _ORDERS_ENTRY_SECONDS = 5e-6, 0.04e-6
 # METIS is tried where an entry of the factor takes this many operations (CHOLMOD's own limit).
@@ -146,8 +145,7 @@ class CholmodAnalysis:
 
     def seconds(self, size: FactorSize) -> float:
         """Return about the seconds on one core, with the BLAS that it is linked with."""
-        of_rows = _CHOLMOD_ROW_SECONDS * len(self.order) * self._size
-        return of_rows + _CHOLMOD_ENTRY_SECONDS * size.entries + _blas_seconds() * size.operations
+        return _CHOLMOD_ENTRY_SECONDS * size.entries + _blas_seconds() * size.operations
 
 
 class SuperLUAnalysis:

@@ -28,14 +28,14 @@ _MOST_ENTRIES_A_ROW, _SHARE_OF_LOOK, _MOST_ROWS = 40, 0.5, 200_000
 # A quick look takes about as long as this for a node and for an entry, or a block, of the matrix.
 _LOOK_NODE_SECONDS, _LOOK_ENTRY_SECONDS = 0.4e-6, 0.06e-6
 # All orders are tried if the factorisation is predicted to take this many times as long as trying them.
-_TIMES_ORDERS = 3
+_TIMES_ORDERS = 2
 #: A factorisation is worth it if the iterations that are left would take the first number of times as long, and a look at it if
 #: they would take the second number of times as long as the look.
 FASTER, WORTH_A_LOOK = 2.0, 3
 # Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry of a
-# scalar matrix and of blocks. As measured for fifty systems of 90,000 rows; of smaller ones more stays in the cache, so that they
-# take a share less: this power of the share of these rows.
-_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS, _MEASURED_ROWS, _IN_CACHE = 0.02, 2.0e-6, 90_000, 0.18
+# scalar matrix and of blocks. As measured for fifty systems of 90,000 rows; a quarter as large ones, which stay in the cache,
+# take a tenth to a third less.
+_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.02, 2.0e-6
 _MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.12e-6, 0.11e-6
 # Coarse matrices are dense where nodes have many more neighbours of neighbours than neighbours. The further seconds are this
 # constant times the entries of the matrix, times the neighbours of neighbours of a node, times what their ratio to the neighbours
@@ -71,9 +71,8 @@ def multigrid_seconds(A: SparseMatrix, block_size: int, *, near_null_space_known
     """Return the seconds of set-up and solve with multigrid where it converges as it should and coarse matrices are sparse."""
     entry_seconds = _MULTIGRID_ENTRY_SECONDS if block_size == 1 else _MULTIGRID_BLOCK_ENTRY_SECONDS
     seconds = _MULTIGRID_SECONDS + _MULTIGRID_ROW_SECONDS * A.shape[0] + entry_seconds * A.nnz
-    in_cache: float = min(1.0, A.shape[0] / _MEASURED_ROWS) ** _IN_CACHE
     harder = _FRAMES if block_size >= _UNKNOWNS_OF_FRAMES else 1.0
-    return seconds * in_cache * harder * (1.0 if near_null_space_known else _NOTHING_KNOWN)
+    return seconds * harder * (1.0 if near_null_space_known else _NOTHING_KNOWN)
 
 
 def dense_levels_seconds(A: SparseMatrix, block_size: int) -> float:
