@@ -23,7 +23,7 @@ _RUN = 16  # positions that a thread of a GPU looks at for the extents of parts
 
 
 def coordinate_aggregates(coordinates: Array, size: int) -> Aggregates:
-    """Divide nodes, (nodes, dimensions), of about ``size`` nodes: boxes of a lattice if they lie on one, else by bisection.
+    """Divide nodes, (nodes, dimensions), into parts of about ``size``: boxes if they lie on a lattice, else by bisection.
 
     The parts do not depend on the numbers of the nodes, nor on the device.
     """

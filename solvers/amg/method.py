@@ -242,17 +242,17 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
     def resume(self, state: AnyState) -> AnyState:
         """Compute again what the last sweep of the state's solve left; the tolerance may be another one."""
         problem, columns, done = self.problem, self.columns, state.iteration
+        device = problem.A.device
         if len(columns.aside) == problem.columns:
             return self.start(None)
         if not state.has_coarse_parts:
             before = columns.histories
-            device = problem.A.device
             anew = self.start(device.asarray(state.x) if is_elsewhere(state.x, device) else state.x.copy())
             for old, new in zip(before, columns.histories, strict=True):
                 new[:0] = old[:done]
             anew.iteration = done
             return anew
-        device, fits = problem.A.device, state.rho.shape == self._sweep.g.shape
+        fits = state.rho.shape == self._sweep.g.shape
         iterates = state.x.copy() if fits and not is_elsewhere(state.x, device) else state.x
         recorded = [history[done:] for history in columns.histories]
         norms = [problem.absolute(of[0], column) if of else math.nan for column, of in enumerate(recorded)]

@@ -53,7 +53,7 @@ class CoarseSweep:
             "kept": ((self.x, None), (self.m, self.u)),
         }  # fmt: skip
         whole = Recurrence(steps, self._v, self._other, **vectors)
-        residual = 1 + next(stage for stage, step in enumerate(steps) if step.forms_residual)
+        residual = len(smooth) + 1
         self._first, self._rest = whole, None
         if _division_is_free(self.problem.A, residual, len(steps)):
             self._first = Recurrence(steps[:residual], self._v, self._other, **vectors)
@@ -73,7 +73,7 @@ class CoarseSweep:
         """Go on where another solve ended, with a copy of its x and y, perhaps from the host, and repeat its last sweep."""
         if widened:
             self.widen()
-        self._turn_back()
+        self._turn_back(self._first)
         for own, other in ((self.x, x), (self.y, y)):
             self.problem.A.device.fill(own, other)
         return self.x, self.y
@@ -125,17 +125,16 @@ class CoarseSweep:
             reason = self.problem.stagnation(self.x, residual, column, work=work)
         return reason is StopReason.ROUNDING_FLOOR
 
-    def _turn_back(self) -> None:
-        """Let the next sweep repeat the last one in its direction, because half of a matrix adds in the order of the rows."""
+    def _turn_back(self, recurrence: Recurrence) -> None:
+        """Let the next sweeps repeat the last ones in their direction, because half of a matrix adds in the order of the rows."""
         A = self.problem.A
         if isinstance(A, SweptOperator):
-            A.turn_back(len(self._first.steps))
+            A.turn_back(len(recurrence.steps))
 
     def end(self) -> tuple[Array, ...]:
         """Give the vectors back to the preconditioner, and return x and y."""
-        A = self.problem.A
-        if isinstance(A, SweptOperator) and self._rest is not None and self._left is None:
-            A.turn_back(len(self._rest.steps))  # so that the last sweeps are those of :meth:`run`
+        if self._rest is not None and self._left is None:
+            self._turn_back(self._rest)  # so that the last sweeps are those of :meth:`run`
             self._left = self._rest
         return self.M.return_vectors(self._vectors, self.x, self.y)
 
