@@ -13,7 +13,6 @@ from penstock.fem.material import Material
 from penstock.fem.mesh import BoxMesh
 from penstock.fem.row_layouts import symbolic_array, symbolic_blocks, symbolic_chunks
 from penstock.spmv import CsrMatrix, InputError, SparseMatrix, format_named
-from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -168,29 +167,23 @@ def chunk_starts(mesh: BoxMesh, format_name: str) -> Array:
 @functools.lru_cache(maxsize=4)
 def _chunk_offsets(nx: int, ny: int, nz: int, upper: bool) -> Array:
     """Return where each chunk of the whole matrix begins; cached, because every cut has the same chunks."""
-    widths = np.empty(-(-nx * ny * nz // HEIGHT), np.int64)
-    _find_widths(widths.size, nx, ny, nz, upper, widths)
-    return np.concatenate([[0], np.cumsum(widths * HEIGHT)])
+    return np.concatenate([[0], HEIGHT * np.cumsum(_chunk_widths(nx, ny, nz, upper), dtype=np.int64)])
 
 
-@shared_range(least=1024)
-def _find_widths(begin: int, end: int, nx: int, ny: int, nz: int, upper: bool, widths: Array) -> None:
-    """Set the most connections of a node in each chunk; with ``upper``, only those with itself and later nodes."""
-    first = begin * HEIGHT
-    ix, iy, iz = first // (ny * nz), first // nz % ny, first % nz
-    for chunk in range(begin, end):
-        widest = 0
-        for _ in range(min(HEIGHT, nx * ny * nz - chunk * HEIGHT)):
-            x = 3 - (ix == 0) - (ix == nx - 1)
-            y = 3 - (iy == 0) - (iy == ny - 1)
-            z = 3 - (iz == 0) - (iz == nz - 1)
-            count = x * y * z
-            if upper:  # minus the previous plane, the previous line and the previous node
-                count -= (ix > 0) * y * z + (iy > 0) * z + (iz > 0)
-            widest = max(widest, count)
-            iz += 1
-            if iz == nz:
-                iy, iz = iy + 1, 0
-                if iy == ny:
-                    ix, iy = ix + 1, 0
-        widths[chunk] = widest
+def _chunk_widths(nx: int, ny: int, nz: int, upper: bool) -> Array:
+    """Return the most connections of a node in each chunk; with ``upper``, only those with itself and later nodes.
+
+    In NumPy: loading the compiler for a loop would take longer, even for the largest mesh.
+    """
+    x, y, z = (np.full(count, 3, np.int8) for count in (nx, ny, nz))
+    for axis in (x, y, z):
+        axis[0] -= 1
+        axis[-1] -= 1
+    counts = x[:, None, None] * y[:, None] * z
+    if upper:  # minus the previous plane, the previous line and the previous node
+        later = [(np.arange(count) > 0).astype(np.int8) for count in (nx, ny, nz)]
+        counts -= later[0][:, None, None] * (y[:, None] * z) + (later[1][:, None] * z + later[2])
+    widest = np.concatenate([counts.reshape(-1), np.zeros(-counts.size % HEIGHT, np.int8)])
+    for _ in range(HEIGHT.bit_length() - 1):
+        widest = np.maximum(widest[::2], widest[1::2])
+    return widest

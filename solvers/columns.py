@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,15 @@ class ColumnSpace:
 
     def norms(self, x: Array) -> Numbers:
         """Return the norms of the columns."""
-        norms: Numbers = np.sqrt(np.maximum(self.dots((x, x))[0], 0.0))
-        return norms
+        return _roots(self.dots((x, x))[0])
+
+    def norms_later(self, x: Array) -> Callable[[], Numbers]:
+        """Begin to compute the norms of the columns; return a function that waits for them, of vectors for nothing else."""
+        if self._blocks is not None:
+            norms = self.norms(x)
+            return lambda: norms
+        squares = self._vectors.dots_later((x.reshape(-1), x.reshape(-1)))
+        return lambda: _roots(np.array(squares()))
 
     def combine(self, alpha: Numbers, x: Array, beta: Numbers, y: Array) -> None:
         """Set ``y = alpha x + beta y`` with a number for each column."""
@@ -67,6 +74,11 @@ class ColumnSpace:
     def factor(self, numbers: Numbers) -> Any:
         """Return what multiplies each column of a vector or block by its number."""
         return float(numbers[0]) if self._blocks is None else self._vectors.device.asarray(numbers)
+
+
+def _roots(squares: Numbers) -> Numbers:
+    roots: Numbers = np.sqrt(np.maximum(squares, 0.0))
+    return roots
 
 
 class Columns:

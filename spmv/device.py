@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -105,6 +106,20 @@ class Device:
             stream = self.xp.cuda.get_current_stream()
             array.get(stream=stream, out=pinned, blocking=False)
             stream.synchronize()
+
+    def fetch_later(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+        """Begin to copy an array to the host, in the order of CuPy's stream, and return a function that waits for it alone."""
+        if self.kind == "cpu":
+            return lambda: array
+        pinned, stream, arrived = self.pinned_like(array), self.xp.cuda.get_current_stream(), self.xp.cuda.Event()
+        array.get(stream=stream, out=pinned, blocking=False)
+        arrived.record(stream)
+
+        def wait() -> np.ndarray[Any, Any]:
+            arrived.synchronize()
+            return pinned
+
+        return wait
 
     def copy_to_device(self, source: np.ndarray[Any, Any], array: Array) -> None:
         """Copy a small host array, in stream order; the source must not be page-locked and may be changed at once."""

@@ -259,9 +259,13 @@ def _cuts(experiment: Experiment, format_name: str) -> Iterator[tuple[int, ...]]
         yield (wanted,)
         return
     if max(experiment.preconditioner.products_per_iteration(streamed=True)) > 1:
-        # Whole planes of nodes couple with their neighbours only, in a format that can be cut there.
+        # Whole planes of nodes couple with their neighbours only, in a format that can be cut there; so do rows of two planes and
+        # more, wherever they are cut.
         planes = cantilever.mesh.node_counts[0]
-        yield tuple(sorted({min(count, limit) for count in range(1, planes + 1) if planes % count == 0}))
+        whole = {count for count in range(1, planes + 1) if planes % count == 0}
+        yield tuple(
+            sorted({min(count, limit) for count in whole.union(count for count in CUTS if 2 * count <= planes)})
+        )
     yield tuple(sorted({min(count, limit) for count in CUTS}))
 
 

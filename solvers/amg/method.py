@@ -54,6 +54,8 @@ _GROWN = 10.0
 # A residual stalls if an iteration leaves more than half of it, after four iterations that left 0.4 or less each on average.
 # Growth is no stall: a residual grows when directions are left. Above 1e-4 it is far from the rounding floor.
 _STEADY, _FAST, _STALLED, _NEAR_FLOOR = 4, 0.4, 0.5, 1e-4
+# With more iterations than these to go, the next residual will hardly be small enough.
+_FEW = 2.0
 # Below this many rounding units of its terms a curvature is noise.
 _NOISE = 16.0
 #: Reasons of this recurrence after which plain conjugate gradients go on.
@@ -285,7 +287,10 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         """Compute the residuals of the iterates, and end the columns whose residual is small enough or cannot fall."""
         columns = self.columns
         self._sweep.run(state.c, state.rho)
-        norms = self.space.norms(self._sweep.r)
+        norms_of = self.space.norms_later(self._sweep.r)
+        if columns.iterations_left > _FEW:
+            self._sweep.complete_ahead()
+        norms = norms_of()
         columns.append(norms)
         stuck = [column for column in columns.running if _is_stuck(columns.histories[column])]
         # One test at a time: that of the column which is nearest to the rounding floor.

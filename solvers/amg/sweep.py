@@ -105,6 +105,11 @@ class CoarseSweep:
             self._left = None
             self._advance(rest)
 
+    def complete_ahead(self) -> None:
+        """Let a GPU go on while the host waits for what :meth:`run` has begun; ranks, whose devices may differ, do not."""
+        if self.problem.A.device.kind == "cuda" and self.problem.space.communicator.size == 1:
+            self.complete()
+
     def _advance(self, recurrence: Recurrence) -> None:
         problem, began = self.problem, time.perf_counter()
         last = recurrence.run(problem.A)

@@ -7,6 +7,7 @@ memory budget, the number of subdivisions or the number of threads.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,15 +82,24 @@ class VectorSpace:
 
     def dots(self, *pairs: tuple[Array, Array]) -> list[float]:
         """Return ``x . y`` of several pairs, as :meth:`dot` does; the host and the ranks wait once."""
+        return self.dots_later(*pairs)()
+
+    def dots_later(self, *pairs: tuple[Array, Array]) -> Callable[[], list[float]]:
+        """Begin to compute ``x . y`` of several pairs; return a function that waits for them, but not for what begins later."""
         cuda = self.device.kind == "cuda"
         longest = max(x.size for x, _ in pairs)
         partials = self.device.xp.zeros((len(pairs), _CUDA_BLOCKS if cuda else -(-longest // CHUNK)))
         kernel = find_kernel("vector", "dot", self.device.kind)
         for (x, y), partial in zip(pairs, partials, strict=True):
             kernel(x, y, partial if cuda else partial[: -(-x.size // CHUNK)])
-        # From left to right, a fixed order; Python's own sum would depend on its version. Vectors of no entries have no partials.
-        own = np.cumsum(self.device.to_host(partials), axis=1)[:, -1:].sum(axis=1)
-        return [float(total) for total in self.communicator.total(own)]
+        fetched = self.device.fetch_later(partials)
+
+        def wait() -> list[float]:
+            # From left to right, a fixed order; Python's own sum would depend on its version. Empty vectors have no partials.
+            own = np.cumsum(fetched(), axis=1)[:, -1:].sum(axis=1)
+            return [float(total) for total in self.communicator.total(own)]
+
+        return wait
 
     def norm(self, x: Array) -> float:
         """Return the Euclidean norm of ``x``."""

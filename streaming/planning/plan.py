@@ -12,7 +12,6 @@ from penstock.spmv import BudgetError, InputError, format_nbytes, parse_nbytes
 from penstock.spmv.explanations import as_table
 from penstock.streaming.planning.estimate import (
     EFFICIENCY,
-    LEAST_CAPTURED,
     TYPICAL,
     LinkRates,
     SweepEstimate,
@@ -23,8 +22,9 @@ from penstock.streaming.planning.schedule import Schedule
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 
-# Starts of a kernel for each product with a subdivision before sweeps are replayed: some in each of a few sweeps.
-_STARTS = 24
+# Starts of a kernel for each product with a subdivision before sweeps are replayed: those of the set-up, of a sweep in each
+# direction, and of their captures. On H200s set-ups and first solves took 8 to 14 longer than the same later.
+_STARTS = 12
 # What an iteration with a coarse level takes beside the sweeps: bytes for each row and vector, and on a GPU starts of kernels. On
 # an H100, 1.6, 6.3 and 50 million rows took 3.4, 5.2 and 11 ms.
 _ITERATION_BYTES, _ITERATION_STARTS = 500, 150
@@ -213,7 +213,7 @@ class StreamPlan:
     def _starting_seconds(self) -> float:
         """Seconds in which the host starts kernels one by one, until a GPU replays sweeps; measured rates tell a GPU."""
         rates = self.rates
-        if rates is None or rates.side_by_side <= 1 or self.powers_per_sweep < LEAST_CAPTURED:
+        if rates is None or rates.side_by_side <= 1 or self.powers_per_sweep == 1:
             return 0.0
         workload = self.workload
         return _STARTS * rates.product_start * len(self.index.subdivisions) * workload.degree / workload.solves

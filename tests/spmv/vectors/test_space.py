@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_targets import TARGETS
 
-from penstock.spmv import CPU, VectorSpace
+from penstock.spmv import CPU, Device, VectorSpace
 from penstock.spmv.compilation.table import find_kernel
 
 SIZES = (1, 31, 33, 255, 257, 8192, 8193, 20_011)
@@ -120,6 +120,20 @@ def test_dot_has_the_same_bits_for_any_number_of_threads():
     numba.set_num_threads(before)
 
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_products_fetched_later_are_of_what_the_vectors_held(name):
+    if name == "cuda":
+        pytest.importorskip("cupy")
+    space = VectorSpace(Device.parse(name))
+    x = space.device.asarray(np.arange(1e5))
+    expected = space.dot(x, x)
+
+    products = [space.dots_later((x, x)), space.dots_later((x, x), (x, x))]
+    x[...] = 0
+
+    assert [product() for product in products] == [[expected], [expected, expected]]
 
 
 def test_the_norm_of_nan_is_nan_and_of_nothing_is_zero():

@@ -425,7 +425,7 @@ class TestWhatASolveTakes:
         plan, once = self.seconds()
         _, often = self.seconds(solves=10)
 
-        starts = 24 * self.RATES.product_start * 32 * 8
+        starts = 12 * self.RATES.product_start * 32 * 8
         assert plan.powers_per_sweep == 4
         assert once - often == pytest.approx(0.9 * starts)
 
