@@ -16,7 +16,7 @@ from peer import seconds_of
 from record import printed, record
 from systems import System
 
-from penstock.solvers.amg.aggregates import box_aggregates
+from penstock.solvers.amg.boxes import box_aggregates
 from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.solvers.amg.tentative import StoredTentative
 from penstock.solvers.preconditioners import block_jacobi

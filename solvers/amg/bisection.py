@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.amg.aggregates import Aggregates, Indices, lattice_aggregates
+from penstock.solvers.amg.aggregates import Aggregates, Indices
+from penstock.solvers.amg.boxes import lattice_aggregates
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, serial_kernel, shared_range

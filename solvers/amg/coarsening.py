@@ -19,12 +19,12 @@ from penstock.solvers.amg.aggregates import (
     COARSE_SIDE,
     Aggregates,
     are_found_on_gpu,
-    box_aggregates,
     device_aggregates,
     graph_aggregates,
     numbered_aggregates,
 )
 from penstock.solvers.amg.bisection import coordinate_aggregates
+from penstock.solvers.amg.boxes import box_aggregates
 from penstock.solvers.amg.cycle_matrix import float32_copy
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps
