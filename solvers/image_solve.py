@@ -55,9 +55,9 @@ _UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}
 # The first solve ends at this residual, in these units; a smaller one for int16 saves passes, which cost more than iterations.
 _FIRST = {np.dtype(np.float32): 100.0, np.dtype(np.int16): 50.0}
 # Products with A in float32 may add an error to a residual of this share of the tolerance, or of the residual that is expected.
-_LOST_OF_TOLERANCE, _LOST_OF_EXPECTED = 0.5, 1e-2
-# A pass is expected to gain as much as the one before it, and the first one no more than this, so that little is lost in it.
-_FIRST_GAIN = 2e-4
+_LOST_OF_TOLERANCE, _LOST_OF_EXPECTED = 0.5, 2e-3
+# A pass is expected to gain as much as the one before it, and the first one this.
+_FIRST_GAIN = 1e-3
 # Rounding in a residual that is updated, in units of that in ``|A||x|``.
 _DRIFT = 2.0
 # Diagonal entries within these bounds, and entries of a positive definite matrix with them, keep their digits in float32.
