@@ -12,7 +12,7 @@ from penstock.distributed.coupling import Coupling, split_rows
 from penstock.distributed.mpi import Exchange, MpiCommunicator
 from penstock.distributed.partition import RowPartition
 from penstock.spmv import CPU, Array, Device, InputError, ValidatedOperator, as_vectors, format_named
-from penstock.spmv.operator import HasAbsoluteProduct, HasDiagonalBlocks, unchecked_product
+from penstock.spmv.operator import HasAbsoluteProduct, HasDiagonalBlocks, is_capturable, unchecked_product
 from penstock.spmv.products.block_rows import csr_of
 
 
@@ -72,7 +72,7 @@ class DistributedMatrix(ValidatedOperator):
         communicator.check_same(device=self.device.kind, dtype=str(self.dtype))
         self._multiply = unchecked_product(square)
         self._halos: dict[tuple[int, ...], list[Array]] = {}
-        self._capturable = self._all_can_capture(isinstance(square, ValidatedOperator) and square.capturable)
+        self._capturable = self._all_can_capture(is_capturable(square))
         self.waited_for_ranks = 0.0
 
     @classmethod

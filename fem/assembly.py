@@ -181,9 +181,7 @@ def _chunk_widths(nx: int, ny: int, nz: int, upper: bool) -> Array:
         axis[-1] -= 1
     counts = x[:, None, None] * y[:, None] * z
     if upper:  # minus the previous plane, the previous line and the previous node
-        later = [(np.arange(count) > 0).astype(np.int8) for count in (nx, ny, nz)]
-        counts -= later[0][:, None, None] * (y[:, None] * z) + (later[1][:, None] * z + later[2])
-    widest = np.concatenate([counts.reshape(-1), np.zeros(-counts.size % HEIGHT, np.int8)])
-    for _ in range(HEIGHT.bit_length() - 1):
-        widest = np.maximum(widest[::2], widest[1::2])
-    return widest
+        counts[1:] -= y[:, None] * z
+        counts[:, 1:] -= z
+        counts[:, :, 1:] -= 1
+    return np.maximum.reduceat(counts.reshape(-1), np.arange(0, counts.size, HEIGHT))

@@ -33,10 +33,10 @@ import numpy as np
 from penstock.solvers.cg_kernels import CpuPasses, CudaPasses, Halt, Passes, Scalar
 from penstock.solvers.method import MOST_UNREAD
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
-from penstock.spmv import Array, Operator, ValidatedOperator
+from penstock.spmv import Array, Operator
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_graph import Replay
-from penstock.spmv.operator import unchecked_product
+from penstock.spmv.operator import is_capturable, unchecked_product
 
 
 class CgRecurrence:
@@ -78,7 +78,7 @@ class CgRecurrence:
         self._multiply = unchecked_product(A)
         self._precondition = None if applied is None else unchecked_product(applied)
         self._with_product = None if w is None else with_product(M, A)
-        capturable = device.kind == "cuda" and all(_is_capturable(op) for op in (A, applied) if op is not None)
+        capturable = device.kind == "cuda" and all(is_capturable(op) for op in (A, applied) if op is not None)
         iterate = self._iterate_with_one_sum if at_once else self._iterate
         self._iterate_once = Replay(iterate, capturable=True) if capturable else iterate
         self.matrix_seconds = self.preconditioner_seconds = 0.0
@@ -162,7 +162,3 @@ class CgRecurrence:
         if self._at_once:  # later directions' curvatures are deduced from that of this one
             self._passes.curvature()
             self._passes.add_up()
-
-
-def _is_capturable(operator: Operator) -> bool:
-    return isinstance(operator, ValidatedOperator) and operator.capturable

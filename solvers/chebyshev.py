@@ -21,6 +21,7 @@ from penstock.spmv import (
     as_operator,
 )
 from penstock.spmv.communicator import communicator_of
+from penstock.spmv.operator import is_capturable
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep, ScalesRows
 
@@ -125,7 +126,7 @@ class Chebyshev(ValidatedOperator):
     @property
     def capturable(self) -> bool:
         """Whether products with A can be captured."""
-        return isinstance(self.A, ValidatedOperator) and self.A.capturable
+        return is_capturable(self.A)
 
     def apply_with_product(self, r: Array, z: Array, w: Array) -> None:
         """Set ``z = M r`` and ``w = A z``, all of one shape, by ``degree`` consecutive products."""

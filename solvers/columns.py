@@ -29,7 +29,7 @@ class ColumnSpace:
         device = device_of(like)
         self._vectors, self._blocks = VectorSpace(device, communicator), None
         if like.ndim == 2 and not single:
-            self._blocks = BlockSpace(device, len(like), like.shape[1], like.dtype, communicator)
+            self._blocks = BlockSpace(device, len(like), like.shape[1], communicator)
 
     @property
     def blocks(self) -> BlockSpace:
@@ -57,7 +57,7 @@ class ColumnSpace:
         return _roots(self.dots((x, x))[0])
 
     def norms_later(self, x: Array) -> Callable[[], Numbers]:
-        """Begin to compute the norms of the columns; return a function that waits for them, of vectors for nothing else."""
+        """Begin to compute the norms of the columns; return a function that waits for them, but not for what begins later."""
         if self._blocks is not None:
             norms = self.norms(x)
             return lambda: norms

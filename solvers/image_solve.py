@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 #: ``solve(A, b, x0, M=, rtol=, atol=, maxiter=, monitor=, state=)``, as :class:`MethodChoice` has it.
 SolveMethod = Callable[..., SolveResult | BlockSolveResult]
 
-# Later ones end at this share of what the pass before has gained, within these limits, and aim at this share of the tolerance.
+# Later solves end at this share of the factor of the last pass, within these limits, and aim at this share of the tolerance.
 _SHARE, _LEAST, _MOST, _AIM = 0.2, 1e-9, 0.3, 0.25
 # A pass is slow if the residual is left above this share of the one before: after two, it may have come to the floor of rounding.
 _SLOW, _DOUBTFUL = 0.2, 2
@@ -366,7 +366,7 @@ class _Refinement:
         running = self._running()
         near = [column for column in running if self.norms[column] <= self.tolerances[column]]
         bounds = {column: self._with_drift(column, self.norms[column]) for column in near}
-        if any(bound > self.tolerances[column] for column, bound in bounds.items()):  # by what was added to it alone
+        if any(bound > self.tolerances[column] for column, bound in bounds.items()):  # because of rounding alone
             self._compute()
         elif self.bounds_settle:
             self.norms[near] = list(bounds.values())

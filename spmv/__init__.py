@@ -40,7 +40,7 @@ from penstock.spmv.operator import (
 from penstock.spmv.sizes import format_nbytes, parse_nbytes
 from penstock.spmv.vectors.space import VectorSpace
 
-# Earlier names of it.
+# Earlier names of SweptOperator.
 CountsTraffic = SweptOperator
 CountsWaiting = SweptOperator
 PlansWorkspace = SweptOperator

@@ -111,7 +111,8 @@ class Device:
         """Begin to copy an array to the host, in the order of CuPy's stream, and return a function that waits for it alone."""
         if self.kind == "cpu":
             return lambda: array
-        pinned, stream, arrived = self.pinned_like(array), self.xp.cuda.get_current_stream(), self.xp.cuda.Event()
+        cuda, pinned = self.xp.cuda, self.pinned_like(array)
+        stream, arrived = cuda.get_current_stream(), cuda.Event(disable_timing=True)
         array.get(stream=stream, out=pinned, blocking=False)
         arrived.record(stream)
 
@@ -153,7 +154,7 @@ class Device:
     def make_room(self, nbytes: int) -> None:
         """Give back what CuPy's pool holds and does not use, where less than this is free outside of it; costs milliseconds.
 
-        Pieces of a block of the pool that is used in part are lost for larger arrays, and graphs take their memory elsewhere.
+        A block of the pool that is used in part cannot serve larger arrays, and CUDA graphs take their memory elsewhere.
         """
         if self.kind == "cuda" and int(self.xp.cuda.runtime.memGetInfo()[0]) < nbytes:
             self.xp.get_default_memory_pool().free_all_blocks()

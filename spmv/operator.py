@@ -142,10 +142,16 @@ class ValidatedOperator(LikeScipy, ABC):
         return [f"{self.shape[0]:,} x {self.shape[1]:,}", str(self.dtype), str(self.device)]
 
 
+def is_capturable(operator: Operator) -> bool:
+    """Return whether every product only launches the same kernels, so that a CUDA graph can capture it."""
+    return isinstance(operator, ValidatedOperator) and operator.capturable
+
+
 class SweptOperator(ValidatedOperator):
     """A streamed matrix as solvers see it: a product is a pass over a matrix that need not fit in the memory of the device.
 
-    A subclass overrides what holds for it: here several products share no sweep, and entries are not shown.
+    The defaults are those of an operator whose products share no sweep and whose entries are not accessible; a subclass overrides
+    what differs.
 
     Examples
     --------

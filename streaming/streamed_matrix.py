@@ -319,10 +319,9 @@ class StreamedMatrix(SweptMatrix):
 
     def powers_per_sweep(self) -> int:
         """Return how many consecutive powers one sweep can compute; with overlap, one slot receives the next subdivision."""
-        slots, overlap = self.plan.slots, self.plan.ring.overlap
-        if slots <= (2 if overlap else 1):
-            return 1
-        return (slots - (2 if overlap else 1)) // self.reach + 1
+        if self.plan.slots <= (2 if self.plan.ring.overlap else 1):
+            return 1  # whatever the reach, which takes a sweep to measure
+        return replace(self.plan, reach=self.reach).room_for_powers
 
     def sweeps_of(self, products: int) -> int:
         """Return the sweeps of some consecutive products."""
@@ -407,7 +406,7 @@ class StreamedMatrix(SweptMatrix):
 def _check_structures(structures: Structures | None, plan: StreamPlan) -> None:
     """Refuse offsets and column indices that a plan has no use for, or that are not those of its subdivisions."""
     if (structures is not None) != plan.shared_structure:
-        raise InputError("structures= go with a plan of Ring(shared_structure=True), and such a plan with structures=")
+        raise InputError("give structures= exactly if the plan was made with Ring(shared_structure=True)")
     if structures is None:
         return
     wanted = [

@@ -89,7 +89,7 @@ def eigsh(
     M : None, array (n,), sparse matrix or NodeMatrix
         Mass: the identity, a diagonal, or a symmetric positive definite matrix that couples no unknowns that K does not couple.
         Unknowns without mass are refused, unless K does not couple them with others, as it does not fixed ones.
-    which : {"SM"}
+    which : {"SM", "SA"}
         For the interface of SciPy: the smallest.
     tol : float
         Converged means ``||K x - lambda M x|| <= tol lambda ||M x||`` for each mode. Eigenvalues are then accurate to about the

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +20,7 @@ from penstock.driver.row_order import BY_LEVELS, IN_LAYERS, in_best_order, level
 from penstock.fem.element_rows import FORMATS, check_format
 from penstock.solvers import PRECONDITIONERS, method_named
 from penstock.spmv import CPU, Array, BudgetError, Device, InputError, Operator, SparseMatrix
+from penstock.spmv.model.timing import time_once
 from penstock.streaming import (
     LevelOrder,
     LinkRates,
@@ -266,11 +267,7 @@ class MadeMatrixSource:
         with device.current():
             buffer = device.xp.empty(max(index.sizes["whole"]), dtype=np.uint8)
             for _ in range(2):
-                device.synchronize()
-                began = time.perf_counter()
-                store.make_into(number, buffer)
-                device.synchronize()
-                seconds = time.perf_counter() - began
+                seconds, _ = time_once(functools.partial(store.make_into, number, buffer), device)
             del store, buffer
             if device.kind == "cuda":  # slots are not taken from this pool
                 device.xp.get_default_memory_pool().free_all_blocks()

@@ -90,7 +90,7 @@ class ModesSearch:
         """Find the modes of a system that is open, by iterations with its coarse level."""
         K, began = system.matrix, time.perf_counter()
         swept = K if isinstance(K, SweptOperator) else None
-        before = (0, 0) if swept is None else (swept.sweeps, swept.bytes_streamed)
+        moved = 0 if swept is None else swept.bytes_streamed
         M = self._coarse_level(system)
         unknowns = M.level.T.block_size
         with self.reporter.part("convert"):
@@ -106,7 +106,7 @@ class ModesSearch:
             )
             modes = _modes(found, mass, unknowns, time.perf_counter() - began)
         if swept is not None:
-            modes = replace(modes, sweeps=swept.sweeps, bytes_streamed=swept.bytes_streamed - before[1])
+            modes = replace(modes, sweeps=swept.sweeps, bytes_streamed=swept.bytes_streamed - moved)
         facts = [*system.explain(), f"{'mass':<11} {_described(mass)}"]
         if block < (wanted := _wanted(system, self.k)):
             facts.append(f"{'blocks':<11} {block} vectors at a time, for which there is room, instead of {wanted}")

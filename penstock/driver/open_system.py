@@ -199,12 +199,12 @@ class OpenSystem:
                     raise
 
     def _blame_image(self, error: BaseException) -> None:
-        """Say that an image is unfit, if there is one, where no preconditioner can be made."""
+        """Raise an ImageUnfitError if there is an image: no preconditioner can be made of it."""
         if self.streamed is not None:
             raise ImageUnfitError(f"no preconditioner can be made of it: {error}") from error
 
     def check_image(self) -> None:
-        """Say that an image is unfit if its values have left the range of float32."""
+        """Raise an ImageUnfitError if the values of an image have left the range of float32."""
         A: Any = self.A
         if self.streamed is not None:
             ranks = communicator_of(A)
@@ -236,7 +236,7 @@ class OpenSystem:
         return spec if order is None else spec.in_order(order.forward)
 
     def settle_on(self, spec: PreconditionerSpec, why: str) -> None:
-        """Use a preconditioner, which is made when it is needed unless it is in use, and no other until values change."""
+        """Use this preconditioner, and no other until values change; it is made when it is needed, if it is not in use."""
         if spec != self.decided.spec:
             self._M = self._spec = None
         self._decide(spec, why, instead_of=None, is_settled=True)

@@ -289,7 +289,7 @@ class PreparedSystem:
     def _solved(self, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]) -> AnyResult:
         """Solve, and make another preconditioner where the iterations show that this one does not suit the matrix."""
         system, maxiter, usual = self._system, limits["maxiter"], self._iterations_a_digit
-        if not self._stale or usual is None:  # a preconditioner that no solve has tried is as open as before an update
+        if not self._stale or usual is None:  # without a solve, the choice is as open as before an update
             of_earlier = system.preconditioner() if self._stale else None
             result = solve_as_advised(system, b, guess, limits)
             self._stale = self._stale and system.preconditioner() is of_earlier

@@ -99,9 +99,9 @@ class Request:
         return specs
 
     def specs_held(self, block_size: int, *, entries: bool) -> list[PreconditionerSpec]:
-        """Return the preconditioners of a matrix that is held whole in a format that is decided; ``entries``: as a matrix.
+        """Return the preconditioners of a matrix that is held whole in a given format.
 
-        With its entries at hand, a CPU begins with multigrid.
+        ``entries`` says that its entries are at hand: a CPU then begins with multigrid.
         """
         if entries and self.device.kind == "cpu":
             return self.specs_in_memory(block_size)

@@ -87,7 +87,7 @@ class _Change(NamedTuple):
     other: Callable[[float], tuple[PreconditionerSpec | None, str]]
     # Whether residuals may stand still at first, as with Jacobi until the slowest mode is found.
     stands_still: bool = False
-    # Returns whether something else takes much less than some seconds, for which the change is not worth while.
+    # Returns whether a factorisation would take much less than this many seconds; then the solve stops below ``worth``, too.
     sooner: Callable[[float], bool] | None = None
 
 
@@ -341,8 +341,8 @@ class ConvergenceWatch:
     """A monitor that stops a solve which promises to take more than some iterations to its tolerance, if enough are left.
 
     The expected number of iterations is extrapolated from the mean rate of convergence. With ``stands_still`` it is also
-    extrapolated from the rate of the last half of the iterations, and the smaller number counts. ``sooner``: it also stops where
-    that returns that something takes much less time than the iterations that are left.
+    extrapolated from the rate of the last half of the iterations, and the smaller number counts. It also stops where
+    ``sooner`` says that a factorisation takes much less time than the iterations that are left.
     """
 
     worth: int
@@ -420,9 +420,9 @@ class FactorisationWatch:
 
 @dataclass
 class FairTry:
-    """A monitor that stops a solve which diverges, or which after its share of iterations is not half done."""
+    """A monitor that stops a solve which diverges, or which is not half done after some iterations."""
 
-    share: float
+    most: float  # iterations before it is half done
     rtol: float
     atol: float
     monitor: Callable[[IterationRecord], object] | None
@@ -435,7 +435,7 @@ class FairTry:
         iterations = record.state.iteration
         if any(has_diverged(last, first, _UNIT) for first, last, _ in _running_norms(record)):
             self.failed = "the residual grew"
-        elif iterations >= self.share and _expected_iterations(record, self.rtol, self.atol) > 2 * iterations:
+        elif iterations >= self.most and _expected_iterations(record, self.rtol, self.atol) > 2 * iterations:
             self.failed = f"slow after {iterations} iterations"
         return bool(self.failed)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.solvers.amg.aggregates import Aggregates
 from penstock.spmv import Array, device_of
+from penstock.spmv.device import count_true
 
 # Nodes are on one plane of a lattice if their coordinates differ by at most this share of the body's extent, or of the distance
 # between two planes. These distances may differ by the third factor where cells are nearly cubic. There may be so few, and so
@@ -80,7 +81,7 @@ def lattice_aggregates(points: Array, size: float) -> Aggregates | None:
             grid = tuple(max(1, round(count / side)) for count in counts)
         of_node = _numbers(lines, counts, grid, np.int64)
         used = xp.bincount(of_node, minlength=math.prod(grid)) > 0
-        number = int(xp.count_nonzero(used))
+        number = count_true(used)
         if number * _LARGEST * size < nodes:
             return None
         if number <= _MORE_BOXES * max(1.0, nodes / size):

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.spmv import Array, Operator, ValidatedOperator
 from penstock.spmv.compilation.cuda_graph import Replay
+from penstock.spmv.operator import is_capturable
 
 # The iterations of an application at most.
 _MOST = 40
@@ -59,12 +60,8 @@ class _Steps:
         r, z, p, image = vectors = [xp.zeros_like(like) for _ in range(4)]
         self.r, self.z, self.p, self.image = vectors
         on_gpu = A.device.kind == "cuda"
-        self.precondition = Replay(lambda: apply(r, z), capturable=on_gpu and _is_capturable(M))
-        self.multiply = Replay(lambda: product(p, image), capturable=on_gpu and _is_capturable(A))
-
-
-def _is_capturable(operator: Operator) -> bool:
-    return isinstance(operator, ValidatedOperator) and operator.capturable
+        self.precondition = Replay(lambda: apply(r, z), capturable=on_gpu and is_capturable(M))
+        self.multiply = Replay(lambda: product(p, image), capturable=on_gpu and is_capturable(A))
 
 
 def _products(left: Array, right: Array, xp: Any) -> Array:

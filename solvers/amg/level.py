@@ -10,8 +10,9 @@ from penstock.solvers.amg.group_inverses import GroupInverses
 from penstock.solvers.amg.line_factors import LineFactors
 from penstock.solvers.amg.tentative import Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, Operator, ValidatedOperator
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, Operator
 from penstock.spmv.compilation.cuda_graph import Replay
+from penstock.spmv.operator import is_capturable
 
 #: Whether nodes are grouped: not, as lines across flat elements if there are any, or also otherwise.
 Grouped = bool | Literal["lines"]
@@ -51,8 +52,7 @@ class CoarseLevel:
 
     def solve(self, r: Array) -> Array:
         """Return ``B r`` as a new vector or block; on a GPU its many small kernels are replayed as one CUDA graph."""
-        capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
-        if self.A.device.kind == "cpu" or not capturable:
+        if self.A.device.kind == "cpu" or not is_capturable(self.inverse):
             return self.inverse.apply(r)
         if r.shape not in self._solves:
             right, e = (self.A.device.xp.zeros(r.shape) for _ in range(2))

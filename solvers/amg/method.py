@@ -22,7 +22,8 @@ and all inner products are sums of fine ones and of coarse ones, because ``P^T A
 
 The direction is made conjugate by ``beta = -z.Ap / p.Ap``, as B may vary a little (flexible CG, Notay 2000). An iteration needs
 ``2 smoothing + degree + 1`` products; streamed they share a sweep if the ring has as many slots and one more. The last residual
-takes ``smoothing + 1`` of them, unless they would need a sweep more without the others. Fine vectors: b, y, p_f, x, m, u, r and
+takes ``smoothing + 1`` of them, unless they would need a sweep more without the others, or a GPU has gone on because further
+iterations were expected. Fine vectors: b, y, p_f, x, m, u, r and
 three of the recurrence.
 """
 

@@ -31,7 +31,7 @@ from penstock.spmv import (
     as_operator,
 )
 from penstock.spmv.formats.limits import check_unknowns_of_a_node
-from penstock.spmv.operator import unchecked_product
+from penstock.spmv.operator import is_capturable, unchecked_product
 from penstock.spmv.products.block_rows import BlockRows, as_csr, rows_of
 
 Cycle = Literal["V", "W"]
@@ -104,8 +104,7 @@ class Multigrid(ValidatedOperator):
     @property
     def capturable(self) -> bool:
         """Whether a cycle only launches kernels, so that :func:`cg` replays it in a CUDA graph."""
-        operators = [self.inverse, *(level.smoother for level in self.levels)]
-        return all(isinstance(one, ValidatedOperator) and one.capturable for one in operators)
+        return all(map(is_capturable, (self.inverse, *(level.smoother for level in self.levels))))
 
     @property
     def operator_complexity(self) -> float:

@@ -24,6 +24,7 @@ from penstock.solvers.chebyshev import SETTLED, Chebyshev, Interval, check_degre
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
 from penstock.spmv.communicator import communicator_of
+from penstock.spmv.operator import is_capturable
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
@@ -109,9 +110,7 @@ class SmoothedAggregation(ValidatedOperator):
     @property
     def capturable(self) -> bool:
         """Whether an application only starts kernels."""
-        return all(
-            isinstance(operator, ValidatedOperator) and operator.capturable for operator in (self.A, self.level.inverse)
-        )
+        return is_capturable(self.A) and is_capturable(self.level.inverse)
 
     def lend_vectors(self, like: Array) -> list[Array]:
         """Return eight vectors for a solve, those of the last one if they have been returned."""

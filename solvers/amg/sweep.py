@@ -106,8 +106,13 @@ class CoarseSweep:
             self._advance(rest)
 
     def complete_ahead(self) -> None:
-        """Let a GPU go on while the host waits for what :meth:`run` has begun; ranks, whose devices may differ, do not."""
-        if self.problem.A.device.kind == "cuda" and self.problem.space.communicator.size == 1:
+        """Let a GPU go on while the host waits for what :meth:`run` has begun.
+
+        Ranks, whose devices may differ, do not, nor do matrices of which data move: their sweeps are too dear to do one in vain.
+        """
+        A = self.problem.A
+        moves = isinstance(A, SweptOperator) and A.bytes_streamed > 0
+        if A.device.kind == "cuda" and self.problem.space.communicator.size == 1 and not moves:
             self.complete()
 
     def _advance(self, recurrence: Recurrence) -> None:

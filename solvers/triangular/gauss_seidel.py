@@ -17,7 +17,7 @@ from penstock.solvers.triangular.schedules import make_schedule
 from penstock.solvers.triangular.sweeps import ColourSweep, Sweep, TwoSolves
 from penstock.solvers.triangular.triangular_solve import Order, check_diagonal, triangle
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
-from penstock.spmv.operator import unchecked_product
+from penstock.spmv.operator import is_capturable, unchecked_product
 
 
 class GaussSeidel(ValidatedOperator):
@@ -52,8 +52,7 @@ class GaussSeidel(ValidatedOperator):
     @property
     def capturable(self) -> bool:
         """Whether it only launches kernels."""
-        alone = self.sweeps == 1 or (isinstance(self.A, ValidatedOperator) and self.A.capturable)
-        return alone and self._sweep.capturable
+        return (self.sweeps == 1 or is_capturable(self.A)) and self._sweep.capturable
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         """With ``z_0 = 0``, every sweep adds ``M (x - A z)`` to z."""

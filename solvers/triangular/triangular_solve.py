@@ -128,7 +128,6 @@ def triangle(
     upper: bool,
     order: Order,
     *,
-    ranks: Array | None = None,
     part_of_symmetric: bool = False,
     unit_diagonal: bool = False,
     positive: bool = False,
@@ -139,12 +138,11 @@ def triangle(
 
     ``part_of_symmetric`` leaves the entries of the other triangle out instead of refusing them; ``unit_diagonal`` takes the
     diagonal for ones; ``positive`` requires positive definite diagonal blocks, whose inverses are multiplied by omega.
-    ``ranks``, int32 (rows,), are colours if they are known. The message of an error names the first row that is in the way.
+    The message of an error names the first row that is in the way.
     """
     if order not in ("auto", "levels", "colours", "natural"):
         raise InputError(f"order must be 'auto', 'levels', 'colours' or 'natural', not {order!r}")
-    if order == "colours" and ranks is None:
-        ranks = colour_rows(entries, kind)
+    ranks = colour_rows(entries, kind) if order == "colours" else None
     waits = count_waits(entries, ranks, upper, kind)
     _check(entries, waits, upper, part_of_symmetric or ranks is not None, unit_diagonal)
     if order == "colours":

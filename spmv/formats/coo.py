@@ -22,15 +22,12 @@ from penstock.spmv.formats.traits import Traits
 
 COO_KERNELS = CudaSource("penstock.spmv.kernels", "coo.cu")
 
-#: Groups of 32 lanes per group that the hardware runs at once, by number of entries (Tsai, Cojean and Anzt 2020,
-#: section 3.1, after Flegar et al.), with limits 2e5 and 2e6, or 1e5 and 1e7 for AMD.
-_OVERSUBSCRIPTION = {
-    "nvidia": ((200_000, 8), (2_000_000, 32), (None, 128)),
-    "amd": ((100_000, 2), (10_000_000, 8), (None, 32)),
-}
+#: Groups of 32 lanes per group that the hardware runs at once, by number of entries (Tsai, Cojean and Anzt 2020, section 3.1,
+#: after Flegar et al.).
+_OVERSUBSCRIPTION = ((200_000, 8), (2_000_000, 32), (None, 128))
 
 
-def oversubscription(entries: int, vendor: str = "nvidia") -> int:
+def oversubscription(entries: int) -> int:
     """Return how many groups of lanes to launch per group that the hardware runs at once.
 
     Examples
@@ -38,7 +35,7 @@ def oversubscription(entries: int, vendor: str = "nvidia") -> int:
     >>> [oversubscription(entries) for entries in (1000, 1_000_000, 10_000_000)]
     [8, 32, 128]
     """
-    return next(factor for limit, factor in _OVERSUBSCRIPTION[vendor] if limit is None or entries < limit)
+    return next(factor for limit, factor in _OVERSUBSCRIPTION if limit is None or entries < limit)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

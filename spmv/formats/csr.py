@@ -201,11 +201,6 @@ class CsrMatrix(SparseMatrix, name="csr"):
             return share * (1 + statistics.variation) if strategy == CsrStrategy.BALANCED else share
         return share
 
-    @classmethod
-    def predicted_nbytes(cls, statistics: MatrixStatistics, **parameters: Any) -> int:
-        """Return the bytes of a matrix in this format."""
-        return statistics.nnz * (statistics.values_itemsize + 4) + 8 * (statistics.shape[0] + 1)
-
     def triplets(self) -> tuple[Array, Array, Array]:
         """Return row indices, column indices and values; the latter two are the arrays themselves."""
         xp = self.device.xp

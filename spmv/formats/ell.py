@@ -17,7 +17,7 @@ from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import spmv_rows, spmv_strips_of_16
-from penstock.spmv.formats.convert import chunks_of_slots
+from penstock.spmv.formats.convert import chunks_of_slots, count_stored
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.statistics import MatrixStatistics
@@ -186,7 +186,7 @@ class EllMatrix(SparseMatrix, name="ell"):
     @property
     def nnz(self) -> int:
         """Number of stored scalars, padding left out."""
-        return int((self.column_indices >= 0).sum())
+        return count_stored(self.column_indices.reshape(-1))
 
 
 def _warps(device: Device) -> int:

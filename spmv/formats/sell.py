@@ -22,7 +22,13 @@ from penstock.spmv.formats.chunk_products import (
     multiply_chunks,
     stored,
 )
-from penstock.spmv.formats.convert import chunk_offsets, chunks_of_slots, length_permutation, stored_blocks
+from penstock.spmv.formats.convert import (
+    chunk_offsets,
+    chunks_of_slots,
+    count_stored,
+    length_permutation,
+    stored_blocks,
+)
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
@@ -223,7 +229,7 @@ class SellMatrix(SparseMatrix, name="sell"):
     @property
     def nnz(self) -> int:
         """Number of stored scalars, padding left out."""
-        return int((self.column_indices >= 0).sum())
+        return count_stored(self.column_indices.reshape(-1))
 
     @functools.cached_property
     def chunk_size(self) -> int:

@@ -34,45 +34,6 @@ def chunk_occupancy(lengths: Array, chunk_height: int, sorting_scope: int = 1) -
     return int(ordered.sum()) / stored if stored else 1.0
 
 
-def worst_occupancy(rows: int, chunk_height: int) -> float:
-    """Return the smallest possible beta: one full row and single entries in every chunk, ``(N + C - 1) / (C N)``."""
-    return (rows + chunk_height - 1) / (chunk_height * rows)
-
-
-def code_balance(
-    mean_row: float,
-    *,
-    alpha: float | None = None,
-    occupancy: float = 1.0,
-    value_nbytes: int = 8,
-    vector_nbytes: int = 8,
-    columns: int = 1,
-    reads_out: bool = False,
-) -> float:
-    """Return the bytes moved per floating-point operation.
-
-    Parameters
-    ----------
-    mean_row : float
-        Mean entries per row.
-    alpha : float, optional
-        Elements of x moved per entry: ``1 / mean_row``, the default, when each is loaded once; 1 without any
-        cache; more when a cache line is loaded for one element; 0 when x stays in cache between products.
-    occupancy : float
-        beta; 1 for CSR.
-    value_nbytes, vector_nbytes : int
-        Bytes of a stored value and of an element of a vector.
-    columns : int
-        Vectors that share one pass over the matrix.
-    reads_out : bool
-        Whether out is read as well as written (``beta != 0``, or a write-allocate cache).
-    """
-    alpha = 1 / mean_row if alpha is None else alpha
-    matrix = (value_nbytes + _INDEX) / occupancy / columns
-    vectors = vector_nbytes * alpha + (2 if reads_out else 1) * vector_nbytes / mean_row
-    return (matrix + vectors) / 2
-
-
 def inferred_alpha(
     volume: float, nnz: int, mean_row: float, *, occupancy: float = 1.0, reads_out: bool = False
 ) -> float:
@@ -81,11 +42,6 @@ def inferred_alpha(
     Without traffic counters this only holds for memory-bound products.
     """
     return (volume / nnz - (8 + _INDEX) / occupancy - (16 if reads_out else 8) / mean_row) / 8
-
-
-def predicted_flops(bandwidth: float, balance: float) -> float:
-    """Return floating-point operations per second at a bandwidth in bytes per second."""
-    return bandwidth / balance
 
 
 def predicted_seconds(

@@ -29,7 +29,7 @@ class BlockSpace:
     Matrices of coefficients live on the host, so computing a Gram matrix waits for the device.
     """
 
-    def __init__(self, device: Device, n: int, columns: int, dtype: Any, communicator: Communicator = ALONE) -> None:
+    def __init__(self, device: Device, n: int, columns: int, communicator: Communicator = ALONE) -> None:
         self.device, self._communicator = device, communicator
         self._operations: _Cpu | _Cuda = _Cpu(n, columns) if device.kind == "cpu" else _Cuda(device, n, columns)
 

@@ -30,11 +30,12 @@ _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 class CudaExecutor:
     """Transfers subdivisions to slots on a GPU, synchronised with kernels by events only.
 
-    A store in host memory (a :class:`HostStore`) is page-locked, and the GPU copies from it; the host then only issues work:
-    it never waits inside a sweep that it plays, and waits only between the parts of a sweep that it replays. Any other store,
-    or one that the system refuses to lock, is read by a thread into page-locked buffers, one per slot; the host waits for the
-    reads and issues each transfer when its data have arrived. What a :class:`MadeStore` makes on this GPU, kernels write into
-    the slots. Copies, and these kernels, run on a separate stream if they overlap, computations on the caller's.
+    A store in host memory (a :class:`HostStore`) is page-locked, and the GPU copies from it; the host then only issues work: it
+    never waits inside a sweep that it plays, and where data move it waits before the parts in several streams of one that it
+    replays. Any other store, or one that the system refuses to lock, is read by a thread into page-locked buffers, one per slot;
+    the host waits for the reads and issues each transfer when its data have arrived. What a :class:`MadeStore` makes on this GPU,
+    kernels write into the slots. Copies, and these kernels, run on a separate stream if they overlap, computations on the
+    caller's.
 
     A sweep with a key is captured when it is repeated, including its transfers, and replayed from then on: starting a
     computation costs the host the GPU time of a few computations, replaying one costs next to nothing.
@@ -235,10 +236,8 @@ class CudaExecutor:
             stream.wait_event(events.released[step.slot])
         target = self.slots[step.slot].data
         with self._recorded("transfer", step.subdivision, step.slot, stream):
-            if (
-                self._made is not None
-            ):  # what its maker holds has arrived, or is copied first in this stream: the resident part was made before
-                with stream:
+            if self._made is not None:
+                with stream:  # in which the data that it is made from are copied first, if they are not on the device
                     self._made.make(step.subdivision, self._slabs.arrays(step.subdivision, step.slot, self._part))
             elif self._staging is None:
                 assert self._direct is not None

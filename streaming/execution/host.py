@@ -70,10 +70,8 @@ class HostExecutor:
             raise
 
     def _slab(self, step: Compute, residents: Residents) -> SparseMatrix:
-        if (
-            step.slot is not None and step.slot not in self._arrived
-        ):  # otherwise it is still there from the previous sweep
-            with self._waiting():
+        if step.slot is not None and step.slot not in self._arrived:
+            with self._waiting():  # it is not there from the previous sweep
                 self._reader.wait_for(step.subdivision)
             self._arrived.add(step.slot)
         return self._slabs.slab(step, residents)

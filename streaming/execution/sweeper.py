@@ -85,9 +85,8 @@ class Sweeper:
         host_computes: bool,
     ) -> None:
         plan = self.plan
-        held = (
-            self.store.maker.nbytes if makes_on(self.store, self.device) else 0
-        )  # of what is planned, it lies there already
+        # Of the planned vectors, what the maker holds lies on the device already.
+        held = self.store.maker.nbytes if makes_on(self.store, self.device) else 0
         check_room(self.device, plan.workload.workspace_nbytes - held, "the vectors beside the matrix storage")
         numbers, all_numbers = sorted(plan.resident), range(len(plan.index.subdivisions))
         pieces = [plan.slot_nbytes] * plan.slots + [plan.nbytes_of(number) for number in numbers]
@@ -160,7 +159,7 @@ class Sweeper:
         if not self._sweeping.acquire(blocking=False):
             raise InputError("another sweep of this matrix is running; finish it first, or open a second matrix")
         try:
-            # What rounded sweeps have left in the ring does for others of their kind only.
+            # Subdivisions that a rounded sweep left in the ring are in float32: only another rounded sweep may use them.
             number, empty = self._number, self._empty or (self._holds_rounded and not rounded)
             # If this sweep is interrupted anywhere, the next one starts from an empty ring.
             self._empty = True

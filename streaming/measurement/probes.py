@@ -13,7 +13,7 @@ import numpy as np
 from penstock.host.folders import scratch_folder
 from penstock.spmv import CPU, BsrMatrix, CsrMatrix, Device, DeviceError, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
-from penstock.spmv.model.timing import time_in_turn
+from penstock.spmv.model.timing import time_in_turn, time_once
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
 from penstock.streaming.planning.workload import Ring
 from penstock.streaming.stores.buffers import aligned_buffer
@@ -26,13 +26,7 @@ _SCATTERING_SIDES = {"cpu": (36,), "cuda": (96, 48, 24)}
 
 def _seconds(action: Any, device: Device) -> float:
     """Return the time of an action after one warm-up: the median, and on a CPU, which others use too, the shortest."""
-    times = []
-    for _ in range(_REPEATS + 1):
-        device.synchronize()
-        began = time.perf_counter()
-        action()
-        device.synchronize()
-        times.append(time.perf_counter() - began)
+    times = [time_once(action, device)[0] for _ in range(_REPEATS + 1)]
     return min(times[1:]) if device.kind == "cpu" else statistics.median(times[1:])
 
 

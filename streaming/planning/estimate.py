@@ -16,7 +16,7 @@ from penstock.streaming.stores.matrix_index import MatrixIndex
 
 #: Streams in which a captured sweep computes: one subdivision alone does not fill the GPU.
 LANES = 4
-#: With fewer products per subdivision a CUDA graph is not worth capturing.
+#: With fewer products of separate vectors per subdivision a CUDA graph is not worth capturing.
 LEAST_CAPTURED = 4
 #: Fraction of the read bandwidth that products reach (0.80 to 0.98 on an H200).
 EFFICIENCY = 0.85

@@ -176,8 +176,9 @@ class StreamPlan:
     def estimated_solve_seconds(self) -> float:
         """Return the estimate by which plans are compared, at typical rates if none are known.
 
-        It is the time of the sweeps for all powers, times the iterations of the workload and with what the host does before
-        sweeps are replayed, or divided by the factor of ``penstock.streaming.planning.plan.iterations_saved``.
+        It is the time of all sweeps of the expected iterations, plus what the host does before sweeps are replayed. Without
+        expected iterations it is the time of the sweeps for all powers, divided by the factor of
+        ``penstock.streaming.planning.plan.iterations_saved``.
         """
         return self._solve_seconds(self._estimate_at_typical_rates.seconds(self.ring.overlap))
 
@@ -251,7 +252,7 @@ class StreamPlan:
                 seconds = self.estimated_solve_seconds()
                 lines.append(f"a solve     about {self.workload.iterations:.0f} iterations, {seconds:.3g} s")
             elif self.slots and self.powers_per_sweep > 1:
-                lines.append(self._explained_comparison(estimate, self._rates_or_typical))
+                lines.append(self._explained_comparison(self._rates_or_typical))
         return "\n".join(lines)
 
     @property
@@ -298,7 +299,7 @@ class StreamPlan:
             lines.append(f"direction   every other sweep runs backwards and reuses {saved} that are still in the slots")
         return lines
 
-    def _explained_comparison(self, estimate: SweepEstimate, rates: LinkRates) -> str:
+    def _explained_comparison(self, rates: LinkRates) -> str:
         alone = replace(self, workload=replace(self.workload, degree=1))
         # Bytes of an iteration of CG with a Jacobi preconditioner and a resident matrix.
         iteration = self.index.nbytes + 14 * self.workload.columns * 8 * self.index.shape[0]

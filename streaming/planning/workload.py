@@ -29,7 +29,7 @@ class Workload:
         Expected iterations of the solver, to compare plans of different degrees; by default those without a polynomial, reduced
         as by a Chebyshev polynomial of this degree.
     solves : int
-        Expected solves, among which is shared what the host does once before sweeps are replayed.
+        Expected number of solves, which share the cost of what the host does once, before sweeps are replayed.
 
     Raises
     ------

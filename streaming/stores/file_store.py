@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -16,8 +16,9 @@ import numpy as np
 
 from penstock.host.checksums import checksum_of
 from penstock.host.threads import PIECE_NBYTES, mapped, usable_cores
-from penstock.spmv import CsrMatrix, InputError, SparseMatrix, StoreError
+from penstock.spmv import CsrMatrix, InputError, StoreError
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
+from penstock.streaming.stores.loading import refilled_slabs
 from penstock.streaming.stores.matrix_index import Part
 from penstock.streaming.stores.packing import SlabConverter, row_slabs_of
 from penstock.streaming.stores.planes import join_in_place, plane_nbytes
@@ -137,9 +138,9 @@ class FileStore:
             fit the memory budget of a streamed matrix. By default 64 subdivisions or fewer, of 1 MiB or more.
         planes : bool or "auto"
             Store values of float64 in two planes: float32 numbers, and 32 bits each that complete them; ``"auto"`` if there are
-            such planes, and memory for what is summed up of them. They take the same
-            bytes. A solve by an image of the matrix, ``precision`` of :func:`penstock.solve`, then reads half of them for the
-            image, and with an image in float32 half of them for each residual; other sweeps join both.
+            such planes, and memory for what is summed up of them. They take the same bytes. A solve by an image of the matrix,
+            ``precision`` of :func:`penstock.solve`, then reads half of them for the image, and with an image in float32 half of
+            them for each residual; other sweeps join both.
         progress : callable, optional
             Called with the bytes written so far after each slab.
 
@@ -178,17 +179,8 @@ class FileStore:
         StoreError
             If the disk is full or fails.
         """
-
-        def slabs() -> Iterator[SparseMatrix]:
-            for number, of in enumerate(self.index.subdivisions):
-                buffer = aligned_buffer(of.nbytes)
-                self.read_into(number, buffer)
-                slab = self.index.view(number, buffer)
-                slab.refill(A.rows(of.row_start, of.row_stop), of.row_start)
-                yield slab
-
         kept: dict[str, Any] = {"shape": self.index.shape, "overwrite": True, "label": self.label}
-        return self.create(self.path, slabs(), planes="auto" if self.planes else False, **kept)
+        return self.create(self.path, refilled_slabs(self, A), planes="auto" if self.planes else False, **kept)
 
     @property
     def planes(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -11,6 +11,7 @@ from penstock.spmv import Array, CsrMatrix, Device, SparseMatrix
 from penstock.streaming.stores.base import PlaneStore, Store, has_planes
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.host_store import HostStore
+from penstock.streaming.stores.loading import refilled_slabs
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack, row_slabs_of
 from penstock.streaming.stores.planes import (
@@ -156,19 +157,10 @@ class HostPlaneStore:
         InputError
             If the pattern is another one.
         """
-
-        def slabs() -> Iterator[SparseMatrix]:
-            for number, of in enumerate(self.index.subdivisions):
-                buffer = aligned_buffer(of.nbytes)
-                self.read_into(number, buffer)
-                slab = self.index.view(number, buffer)
-                slab.refill(A.rows(of.row_start, of.row_stop), of.row_start)
-                yield slab
-
         try:
-            return HostPlaneStore.create(slabs(), self.index.shape)
+            return HostPlaneStore.create(refilled_slabs(self, A), self.index.shape)
         except NoPlanesError:
-            return HostStore.create(slabs(), self.index.shape)
+            return HostStore.create(refilled_slabs(self, A), self.index.shape)
 
     def segments_with(self, number: int, part: Part, places: dict[int, int]) -> list[tuple[int, Numbers]]:
         """Return views of what is copied for a part of a subdivision, each with its offset in the part.

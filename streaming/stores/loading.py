@@ -1,8 +1,10 @@
-"""Brings a part of a subdivision to where it stays, on any device."""
+"""Brings a part of a subdivision to where it stays, on any device, and new values to those of a store."""
 
 from __future__ import annotations
 
-from penstock.spmv import Array, Device
+from collections.abc import Iterator
+
+from penstock.spmv import Array, CsrMatrix, Device, SparseMatrix
 from penstock.streaming.stores.base import PageLockable, Store
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.made_store import makes_on
@@ -22,3 +24,13 @@ def load_part(store: Store, number: int, buffer: Array, part: Part, device: Devi
         host = aligned_buffer(store.index.subdivisions[number].part_nbytes(part))
         store.read_into(number, host, part)
         buffer[: host.nbytes].set(host)
+
+
+def refilled_slabs(store: Store, A: CsrMatrix) -> Iterator[SparseMatrix]:
+    """Yield the slabs of a store with the values of a matrix on the host, which must have the same pattern."""
+    for number, of in enumerate(store.index.subdivisions):
+        buffer = aligned_buffer(of.nbytes)
+        store.read_into(number, buffer)
+        slab = store.index.view(number, buffer)
+        slab.refill(A.rows(of.row_start, of.row_stop), of.row_start)
+        yield slab

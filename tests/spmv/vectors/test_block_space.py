@@ -21,8 +21,8 @@ SHAPES = [
 def space_for(target, n, columns, dtype):
     """The space of a target; under the emulator, that of CUDA on arrays of the host."""
     if target.name == "gpu":
-        return BlockSpace(Device("cuda"), n, columns, dtype)
-    space = BlockSpace(CPU, n, columns, dtype)
+        return BlockSpace(Device("cuda"), n, columns)
+    space = BlockSpace(CPU, n, columns)
     if target.name.startswith("emulated"):
         space._operations = _Cuda(_EmulatedDevice(), n, columns)
     return space
@@ -157,7 +157,7 @@ def test_the_number_of_threads_changes_no_bit(columns):
     for threads in range(1, before + 1):
         numba.set_num_threads(threads)
         mine = w.copy()
-        grams = BlockSpace(CPU, len(w), columns, float).descend(mine, t, s, t, w[:, 0] ** 2)
+        grams = BlockSpace(CPU, len(w), columns).descend(mine, t, s, t, w[:, 0] ** 2)
         seen.add(mine.tobytes() + grams[0].tobytes() + grams[1].tobytes())
     numba.set_num_threads(before)
 
