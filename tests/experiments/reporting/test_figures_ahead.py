@@ -1,5 +1,6 @@
 """Figures are loaded in a thread beside a run."""
 
+import sys
 import threading
 
 from penstock.experiments.reporting import figures_ahead
@@ -19,3 +20,12 @@ def test_thread_pools_are_found_before_another_thread_loads_libraries(monkeypatc
     figures_ahead.load_figures_ahead()
 
     assert found == [1]
+
+
+def test_threads_take_turns_often_only_while_figures_are_loaded(monkeypatch):
+    usual, meanwhile = sys.getswitchinterval(), []
+    monkeypatch.setattr(figures_ahead, "_import", lambda: meanwhile.append(sys.getswitchinterval()))
+
+    figures_ahead._load()
+
+    assert meanwhile[0] < usual == sys.getswitchinterval()
