@@ -19,7 +19,7 @@ from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Vectors
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.fem.assembly import ASSEMBLED_FORMATS
-from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes, check_streams
+from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes
 from penstock.spmv import BudgetError, Device, InputError, StoreError, format_named, format_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.streaming import (
@@ -78,6 +78,11 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None, *, s
         index = _symbolic_index(experiment, resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
         [degree] = spec.products_per_iteration(streamed=False)
         return plan_stream(index, index.nbytes, workload(spec, degree), rates=rates)
+    if spec.needs_entries:
+        raise InputError(
+            f"the preconditioner {spec.name} needs the whole matrix in memory, and one with a budget is streamed; leave out "
+            "memory.budget, or choose chebyshev or smoothed_aggregation"
+        )
     ring = _ring(experiment)
     if (stored := _stored_index(experiment)) is not None:
         reach = _reach(experiment, stored)
@@ -106,7 +111,6 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None, *, s
         raise refused
     plan = min(plans, key=StreamPlan.estimated_solve_seconds)
     if plan.slots:
-        check_streams(spec)
         return plan
     [degree] = spec.products_per_iteration(streamed=False)  # it fits as a whole
     return plan_stream(plan.index, memory.budget, workload(spec, degree), ring, rates=rates)

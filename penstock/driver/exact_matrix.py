@@ -56,7 +56,8 @@ def settled(
     floors, roundings = _roundings(A, x, met)
     if not (difference or roundings.any()):
         return columns, x
-    tolerances, bounds = np.maximum(rtol * b_norms, atol) / scales, difference * column_norms(x) / scales
+    with np.errstate(over="ignore", invalid="ignore"):  # of numbers near the ends of the range
+        tolerances, bounds = np.maximum(rtol * b_norms, atol) / scales, difference * column_norms(x) / scales
     within = reported + bounds + roundings / scales <= tolerances
     doubtful = (bounds > _UNCERTAINTY * reported) | (met & ~within)
     doubtful &= np.isfinite(reported)

@@ -89,15 +89,23 @@ def refuse_without_image(request: Request, index: MatrixIndex | None) -> None:
     if index is not None and index.values_dtype != np.float64:
         raise InputError(f"{request.name} is stored in {index.values_dtype}, and images are of float64; {advice}")
     if index is not None and not (can_be_joined(index) and can_be_rounded(index, precision)):
-        raise InputError(
-            f"{request.name} has no image in {precision}: that is for symmetric matrices stored in dense blocks of several "
-            f"unknowns (symmetric_bsr), and this one is stored in {index.format_name} with {index.block_size} a block; {advice}"
-        )
+        raise InputError(f"{request.name} has no image in {precision}: {_why_no_image(index, precision)}; {advice}")
     needed = "" if index is None else f" of {format_nbytes(image_nbytes(index, precision))}"
     raise BudgetError(
         f"an image of {request.name} in {precision}{needed} and two subdivisions of the matrix do not fit the memory; allow "
         f"more, or {advice}"
     )
+
+
+def _why_no_image(index: MatrixIndex, precision: str) -> str:
+    multiple = index.row_granularity
+    if can_be_rounded(index, precision) and any(start % multiple for start in index.row_starts):
+        return f"its subdivisions begin inside chunks of {multiple} rows; 'penstock store STORE ANOTHER' cuts it anew"
+    of_kind = "csr or bsr, or half of it (symmetric_bsr)"
+    if precision == "int16":
+        of_kind = "dense blocks of several unknowns, half of it (symmetric_bsr)"
+    blocks = f" with {index.block_size} a block" if format_named(index.format_name).traits.blocked else ""
+    return f"that is for symmetric matrices stored in {of_kind}, and this one is stored in {index.format_name}{blocks}"
 
 
 def place_image(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,23 +72,8 @@ def slab_bounds(path: Path, offsets: np.ndarray[Any, Any], least: int = 0) -> It
         start = stop
 
 
-def recut(slabs: Iterable[Any], nbytes: int) -> Iterator[scipy.sparse.csr_array]:
-    """Yield the same rows in slabs of about ``nbytes`` bytes, which end at multiples of 840 rows."""
-    held: list[scipy.sparse.csr_array] = []
-    for slab in slabs:
-        held.append(scipy.sparse.csr_array(slab))
-        if sum(12 * of.nnz for of in held) >= nbytes:
-            whole = scipy.sparse.vstack(held, format="csr")
-            each = max(1, math.floor(whole.shape[0] * nbytes / max(1, 12 * whole.nnz)) // _MULTIPLE) * _MULTIPLE
-            last = whole.shape[0] // each * each
-            yield from (_fitting(whole[start : start + each]) for start in range(0, last, each))
-            held = [whole[last:]] if last < whole.shape[0] else []
-            del whole
-    if held:
-        yield _fitting(scipy.sparse.vstack(held, format="csr"))
-
-
-def _fitting(slab: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+def fitting(slab: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Return a slab, or raise an InputError if it does not fit the memory while it is packed."""
     rows, entries = slab.shape[0], slab.nnz
     check_slab_fits(f"a slab of {rows} rows with {entries} entries", rows, entries)
     return slab

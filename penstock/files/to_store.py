@@ -9,11 +9,11 @@ from typing import Any, Literal, cast
 
 from penstock.files.arrays import failures_named
 from penstock.files.registry import is_store, reader_of, reading, slabs_of
-from penstock.files.slabs import Slabs, recut
+from penstock.files.slabs import Slabs, fitting
 from penstock.spmv import CPU, InputError, format_named, parse_nbytes
 from penstock.streaming import FileStore, StoreBuilder
 from penstock.streaming.store_products import complete_slabs
-from penstock.streaming.stores.packing import symmetric_slabs
+from penstock.streaming.stores.packing import recut, symmetric_slabs
 
 
 def store_files(
@@ -33,12 +33,14 @@ def store_files(
     Sources are a file or folder that :func:`penstock.files.registry.read_matrix` reads, or the folder of a store, which is cut
     and converted anew; or several, each with some of the rows, one after the other. Stores and files whose reader has ``slabs``
     are read slab by slab, those whose reader has ``entries``, which may come in any order, in parts that are sorted in
-    ``memory``, others whole. Subdivisions have about ``slab`` bytes. Values are stored in two ``planes`` by default where images
-    in fewer digits are likely to be made of them, half of a symmetric matrix, and if they can be. Other options are those of
-    :meth:`FileStore.create`.
+    ``memory``, others whole. Subdivisions have about ``slab`` bytes. A store keeps its format and blocks if ``format`` is
+    ``"auto"``. Values are stored in two ``planes`` by default where images in fewer digits are likely to be made of them, half of
+    a symmetric matrix, and if they can be. Other options are those of :meth:`FileStore.create`.
     """
     if not sources:
         raise InputError("name a file, or several with some of the rows each")
+    if format == "auto":
+        format, block_size = _format_of_stores(sources, block_size)
     chosen: bool | Literal["auto"] = planes or False
     if planes is None and format != "auto" and format_named(format).traits.half:
         chosen = "auto"
@@ -47,12 +49,29 @@ def store_files(
         {"format": format, "block_size": block_size, "overwrite": overwrite, "planes": chosen},
     )
     if any(not is_store(file) and reader_of(file).entries is not None for file in files):
-        return _of_entries(files, Path(path), memory, progress, options)
+        return _of_entries(files, Path(path), memory, progress, {"slab": slab, **options})
     with ExitStack() as opened:
         parts = [_slabs(file, opened) for file in files]
         shape = _shape_of([of.shape for of in parts])
-        cut = symmetric_slabs(recut(_rows_of(files, parts), parse_nbytes(slab)), shape[0], format)
-        return FileStore.create(path, cut, shape=shape, progress=progress, **cast(Any, options))
+        rows, options["block_size"] = recut(_rows_of(files, parts), parse_nbytes(slab), format, block_size)
+        rows = symmetric_slabs(map(fitting, rows), shape[0], format)
+        return FileStore.create(path, rows, shape=shape, progress=progress, **cast(Any, options))
+
+
+def _format_of_stores(
+    sources: Sequence[str | Path], block_size: int | Literal["auto"]
+) -> tuple[str, int | Literal["auto"]]:
+    """Return the format and block size of stores that have the same ones; ``"auto"`` if they do not, or for other files."""
+    kinds: set[tuple[str, int]] = set()
+    for source in sources:
+        if not is_store(Path(source)):
+            return "auto", block_size
+        with FileStore(Path(source)) as store:
+            kinds.add((store.index.format_name, store.index.block_size))
+    [(name, size), *others] = kinds
+    if others:
+        return "auto", block_size
+    return name, size if block_size == "auto" and format_named(name).traits.blocked else block_size
 
 
 def _shape_of(parts: list[tuple[int, int]]) -> tuple[int, int]:

@@ -208,6 +208,13 @@ class MatrixIndex:
         parts: tuple[Part, ...] = ("whole", "structure", "values")
         return {part: [subdivision.part_nbytes(part) for subdivision in self.subdivisions] for part in parts}
 
+    @property
+    def row_granularity(self) -> int:
+        """Rows at multiples of which the format cuts the matrix; a store may have been cut elsewhere."""
+        first = self.subdivisions[0]
+        arrays = {field.name: np.broadcast_to(np.zeros((), field.dtype), field.shape) for field in first.fields}
+        return self._slab(first.row_stop - first.row_start, arrays).row_granularity
+
     def view(self, number: int, buffer: Array, structure: dict[str, Array] | None = None) -> SparseMatrix:
         """Return subdivision ``number`` as a matrix whose arrays are views of a byte buffer.
 

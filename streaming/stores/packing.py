@@ -293,6 +293,39 @@ def row_slabs_of(
     return symmetric_slabs(slabs, A.shape[0], format_name)
 
 
+def recut(
+    slabs: Iterable[Any], nbytes: int, format_name: str = "auto", block_size: int | Literal["auto"] = "auto"
+) -> tuple[Iterator[scipy.sparse.csr_array], int | Literal["auto"]]:
+    """Return the same rows in SciPy slabs of about ``nbytes`` bytes, and the block size for which they are cut.
+
+    They end where the format can be cut, as that of an image has to be; with ``"auto"`` at multiples of 840 rows, which are whole
+    blocks of 1 to 8. A block size of ``"auto"`` is detected in the first rows of a format of blocks.
+    """
+    rest, multiple = iter(slabs), _FIRST_ROWS
+    first = [scipy.sparse.csr_array(slab) for slab in itertools.islice(rest, 1)]
+    if format_name != "auto" and first and first[0].shape[0]:
+        of_format = SlabConverter(format_name, block_size).convert(first[0][:_FIRST_ROWS])
+        multiple = of_format.row_granularity
+        if of_format.traits.blocked:
+            block_size = int(of_format.parameters().get("block_size", multiple))
+    return _recut(itertools.chain(first, rest), nbytes, multiple), block_size
+
+
+def _recut(slabs: Iterable[Any], nbytes: int, multiple: int) -> Iterator[scipy.sparse.csr_array]:
+    held: list[scipy.sparse.csr_array] = []
+    for slab in slabs:
+        held.append(scipy.sparse.csr_array(slab))
+        if sum(12 * of.nnz for of in held) >= nbytes:
+            whole = scipy.sparse.vstack(held, format="csr")
+            each = max(1, whole.shape[0] * nbytes // max(1, 12 * whole.nnz) // multiple) * multiple
+            last = whole.shape[0] // each * each
+            yield from (whole[start : start + each] for start in range(0, last, each))
+            held = [whole[last:]] if last < whole.shape[0] else []
+            del whole
+    if held:
+        yield scipy.sparse.vstack(held, format="csr")
+
+
 def _pieces(nbytes: int, slab: int | str | None) -> int:
     return max(1, min(64, nbytes >> 20)) if slab is None else -(-nbytes // parse_nbytes(slab))
 

@@ -15,7 +15,7 @@ from penstock.spmv import InputError, format_named, parse_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.validation import check_indices
 from penstock.streaming.stores.file_store import FileStore
-from penstock.streaming.stores.packing import symmetric_slabs
+from penstock.streaming.stores.packing import recut, symmetric_slabs
 from penstock.streaming.stores.store_files import STORE_FILES
 from penstock.streaming.stores.store_place import StorePlace, partial_folder, writing
 
@@ -48,6 +48,8 @@ class StoreBuilder:
         Of the whole matrix.
     memory : int or str
         For entries that are being sorted, and for a slab, which has 840 rows or more, 26,880 in formats of chunks.
+    slab : int or str, optional
+        About the bytes of a subdivision; by default 16 MiB or less, of that many rows at least.
     overwrite, label, format, block_size, planes
         As for :meth:`FileStore.create`.
 
@@ -83,6 +85,7 @@ class StoreBuilder:
         format: str = "auto",
         block_size: int | Literal["auto"] = "auto",
         planes: bool | Literal["auto"] = False,
+        slab: int | str | None = None,
     ) -> None:
         rows, columns = (int(size) for size in shape)
         if rows < 1 or not 1 <= columns <= INT32_MAX:
@@ -95,6 +98,7 @@ class StoreBuilder:
         self._options: dict[str, Any] = {
             "overwrite": overwrite, "label": label, "format": format, "block_size": block_size, "planes": planes
         }  # fmt: skip
+        self._slab_nbytes = None if slab is None else parse_nbytes(slab)
         self._most = max(1, parse_nbytes(memory) // _SORTING_NBYTES)
         chunks = 1 if format in ("auto", "csr", "bsr") else _CHUNK
         self._multiple = (_BLOCKS if block_size == "auto" else int(block_size)) * chunks
@@ -178,14 +182,13 @@ class StoreBuilder:
         """
         self._check_open()
         self._write_run()
+        slabs, options = self._slabs(), self._options
+        if self._slab_nbytes is not None:
+            kind = options["format"], options["block_size"]
+            slabs, options["block_size"] = recut(slabs, self._slab_nbytes, *kind)
+        slabs = symmetric_slabs(slabs, self.shape[0], options["format"])
         try:
-            return FileStore.create(
-                self._place.path,
-                symmetric_slabs(self._slabs(), self.shape[0], self._options["format"]),
-                shape=self.shape,
-                progress=progress,
-                **self._options,
-            )
+            return FileStore.create(self._place.path, slabs, shape=self.shape, progress=progress, **options)
         finally:
             self.close()
 

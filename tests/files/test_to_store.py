@@ -8,6 +8,7 @@ import scipy.sparse
 import zarr
 from typer.testing import CliRunner
 
+from penstock import prepare
 from penstock.commands.app import app
 from penstock.experiments.systems.system_files import read_right_hand_sides
 from penstock.fem import Cantilever
@@ -17,6 +18,7 @@ from penstock.files.registry import read_matrix
 from penstock.files.to_store import store_files
 from penstock.spmv import InputError, StoreError
 from penstock.streaming import FileStore, StoreBuilder, StreamedMatrix
+from penstock.streaming.image import can_be_joined
 from penstock.streaming.stores.whole import read_whole
 
 BEAM = Cantilever(nodes=(33, 5, 5), dof=3)
@@ -86,10 +88,48 @@ def test_every_kind_is_read_as_a_matrix(files, A, name):
 def test_every_kind_is_stored(files, A, tmp_path, name, options):
     with store_files([files / name], tmp_path / "made", **options) as store:
         same(read_whole(store), A, 1e-15)
-        assert store.index.format_name == options.get("format", "bsr")
-        if options and name != "a.mtx":  # whose slabs are cut by the entries that fit the memory
+        assert store.index.format_name == options.get("format", "symmetric_bsr" if name == "half" else "bsr")
+        if options:
             assert len(store.index.subdivisions) > 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["made"]
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.mtx", "store", "half"])
+def test_half_a_matrix_is_cut_where_an_image_of_it_can_be_joined(files, A, tmp_path, name):
+    with store_files([files / name], tmp_path / "made", format="symmetric_bsr", slab="20 KiB") as store:
+        index, planes = store.index, store.planes
+    with store_files([tmp_path / "made"], tmp_path / "again", slab="200 KiB") as again:
+        assert (again.index.format_name, again.index.block_size, again.planes) == ("symmetric_bsr", 3, True)
+        assert len(again.index.subdivisions) < len(index.subdivisions)
+        same(read_whole(again), A, 1e-15)
+
+    assert index.block_size == 3
+    assert planes
+    assert index.row_granularity == 96
+    assert can_be_joined(index)
+    assert max(of.nbytes for of in index.subdivisions) < 64 << 10
+    with (
+        FileStore(tmp_path / "made") as store,
+        prepare(store, memory=int(0.6 * index.nbytes), precision="int16") as system,
+    ):
+        assert "an image of the matrix in int16" in system.explain()
+        b = np.ones(A.shape[0])
+        assert np.linalg.norm(b - A @ system.solve(b).x) <= 1e-8 * np.linalg.norm(b)
+
+
+def test_a_store_that_is_cut_inside_chunks_is_streamed_in_float64(A, tmp_path):
+    """Such stores were made of files until slabs ended at whole chunks."""
+    slabs, b = (A[start : start + 330] for start in range(0, A.shape[0], 330)), np.ones(A.shape[0])
+    with FileStore.create(tmp_path / "cut", slabs, format="symmetric_bsr", block_size=3) as store:
+        memory = int(0.6 * store.index.nbytes)
+        with pytest.raises(
+            InputError, match=r"begin inside chunks of 96 rows; 'penstock store STORE ANOTHER' cuts it anew"
+        ):
+            prepare(store, memory=memory, precision="int16")
+        with prepare(store, memory=memory) as system:
+            assert np.linalg.norm(b - A @ system.solve(b).x) <= 1e-8 * np.linalg.norm(b)
+    with store_files([tmp_path / "cut"], tmp_path / "anew", slab="50 KiB") as anew:
+        prepare(anew, memory=memory, precision="int16").close()
 
 
 @pytest.mark.parametrize("suffix", ["npz", "mtx", "petsc", "zarr"])

@@ -159,3 +159,16 @@ def test_the_file_that_init_writes_takes_the_preconditioner_that_knows_the_body(
     content = yaml.safe_load(experiment_template())
 
     assert Experiment.model_validate(content).preconditioner.name == "smoothed_aggregation"
+
+
+@pytest.mark.parametrize("budget", ["60 KiB", "100 MiB"])
+@pytest.mark.parametrize("name", ["factorisation", "multigrid", "gauss_seidel", "incomplete_cholesky"])
+def test_what_needs_the_whole_matrix_is_refused_with_any_budget(name, budget):
+    described = Experiment(
+        model={"nodes": [13, 6, 5], "dof": 3},
+        solver={"preconditioner": name},
+        memory={"budget": budget, "matrix": "stored", "precision": "float64"},
+    )
+
+    with pytest.raises(InputError, match=r"one with a budget is streamed; leave out memory.budget"):
+        plan_experiment(described)
