@@ -11,7 +11,7 @@ from penstock.solvers.choice import METHODS, MethodChoice, method_named
 from penstock.solvers.eigen.modes import ModesRecord, ModesState
 from penstock.solvers.eigen.result import ModesReason
 from penstock.solvers.factorisation import FactorisationSpec, SparseFactors
-from penstock.solvers.image_solve import image_of, solve_by_image
+from penstock.solvers.image_solve import solve_by_image
 from penstock.solvers.method import SOLVERS, Method
 from penstock.solvers.minres import MinresState, minres, minres_workspace_nbytes
 from penstock.solvers.own_preconditioner import OwnPreconditioner, as_preconditioner
@@ -24,6 +24,7 @@ from penstock.solvers.states import SavedState
 from penstock.solvers.triangular.gauss_seidel import GaussSeidel, gauss_seidel
 from penstock.solvers.triangular.incomplete_cholesky import IncompleteCholesky, incomplete_cholesky
 from penstock.solvers.triangular.triangular_solve import TriangularSolve
+from penstock.spmv.formats.symmetric_image import image_of
 from penstock.spmv.products.multiply import (
     GalerkinPattern,
     ProductPattern,

@@ -35,7 +35,8 @@ import numpy as np
 from penstock.solvers.columns import ColumnSpace, Numbers
 from penstock.solvers.problem import FLOOR_FACTOR, LinearProblem
 from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecord, SolveResult, StopReason
-from penstock.spmv import Array, InputError, SparseMatrix, SweptOperator, SymmetricBsrMatrix, VectorSpace
+from penstock.solvers.states import SavedState, StateLayout, SystemMark, check_state
+from penstock.spmv import Array, InputError, SparseMatrix, SweptOperator, VectorSpace
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
 
@@ -60,8 +61,6 @@ _LOST_OF_TOLERANCE, _LOST_OF_EXPECTED = 0.5, 2e-3
 _FIRST_GAIN = 1e-3
 # Rounding in a residual that is updated, in units of that in ``|A||x|``.
 _DRIFT = 2.0
-# Diagonal entries within these bounds, and entries of a positive definite matrix with them, keep their digits in float32.
-_SMALLEST, _LARGEST = 2.0**-60, 2.0**60
 _UNIT = float(np.finfo(np.float64).eps) / 2
 #: Reasons of a solve with an image that is not positive definite, and of one that has come as far as it could.
 _UNFIT = (*BREAKDOWNS, StopReason.NOT_FINITE, StopReason.INCONSISTENT)
@@ -84,36 +83,6 @@ def tried_with_image(action: Callable[[], Result]) -> tuple[Result | None, Image
         return None, ImageUnfitError(str(error), error.x, error.iterations)
 
 
-def image_of(A: SparseMatrix, values_dtype: Any = np.float32) -> SparseMatrix:
-    """Return an image of a matrix in fewer digits, on its device and with its structure; reads the matrix once.
-
-    Parameters
-    ----------
-    A : SparseMatrix
-    values_dtype : dtype
-        float32 or int16.
-
-    Raises
-    ------
-    InputError
-        If it is to be of int16, and the matrix is not a :class:`~penstock.spmv.SymmetricBsrMatrix`.
-
-    Examples
-    --------
-    >>> from penstock.fem import Cantilever
-    >>> from penstock.solvers import image_of
-    >>> matrix = Cantilever(nodes=8, dof=3).matrix("symmetric_bsr")
-    >>> round(image_of(matrix, "int16").nbytes / matrix.nbytes, 2)
-    0.34
-    """
-    if np.dtype(values_dtype) == np.int16 and not isinstance(A, SymmetricBsrMatrix):
-        raise InputError(f"an image in int16 is of symmetric_bsr, not of {A.name}")
-    if isinstance(A, SymmetricBsrMatrix):
-        return SymmetricImageMatrix.of(A, values_dtype)
-    values = A.values.astype(values_dtype)
-    return A.from_arrays(A.shape, A.dtype, {**A.arrays(), "values": values}, A.parameters())
-
-
 def bound_of_difference(image: Any, z: Array) -> Array:
     """Return a vector that bounds ``|(A - image) z|`` entry by entry, for the rows of this rank."""
     if isinstance(image, SymmetricImageMatrix):
@@ -122,12 +91,6 @@ def bound_of_difference(image: Any, z: Array) -> Array:
         unit = _UNITS[np.dtype(image.values_dtype)]
         return unit / (1 - unit) * image.apply_absolute(abs(z))
     return bound_of_difference(image.square, z)  # what couples ranks is exact
-
-
-def has_image(diagonal: Array, device: Any) -> bool:
-    """Return whether the entries of a symmetric positive definite matrix with this diagonal keep their digits in float32."""
-    least, most = float(device.xp.min(diagonal)), float(device.xp.max(diagonal))
-    return least >= _SMALLEST and most <= _LARGEST
 
 
 def image_workspace_nbytes(n: int, columns: int) -> int:
@@ -163,7 +126,7 @@ def solve_by_image(
     b : array, (n,) or (n, columns), on that device
     x0, M, rtol, atol, maxiter, monitor, state
         As for :func:`cg`. M is a preconditioner of the image, maxiter limits the iterations of all solves with the image
-        together, and a state is that of the first of these solves.
+        together, and a state is that of the first of these solves, or of an iterate that they have refined.
     verify : {"bound", "norm"}
         Whether a bound of the residual is enough at the end, or a last pass over A computes it.
 
@@ -211,7 +174,7 @@ class _Refinement:
     monitor: Callable[[IterationRecord], object] | None
     bounds_settle: bool
     iterations: int = field(default=0, init=False)
-    seen: IterationRecord | None = field(default=None, init=False)  # of the first solve
+    state: Any = field(default=None, init=False)  # of the first solve
     halted: bool = field(default=False, init=False)  # by the monitor
 
     def __post_init__(self) -> None:
@@ -234,19 +197,11 @@ class _Refinement:
 
     def run(self, x0: Array | None, state: Any) -> SolveResult | BlockSolveResult:
         """Solve."""
-        first = self._first(x0, state)
-        self.columns, self.r = list(first.columns), self.b.copy()
-        product, lost = self._product(first.x)
-        if any(column.reason not in _GAVE_ALL for column in self.columns):
-            self.x, self.r, self.error_of_r = first.x, self.r - product, lost
-            self.norms = self.space.norms(self.r)
-            # That the image has given all that it can for a right-hand side does not mean that it is solved.
-            reasons = [column.reason for column in self.columns]
-            why = next(reason for reason in reasons if reason not in _GAVE_ALL)
-            self.ends = [why if reason in _GAVE_ALL else reason for reason in reasons]
-            return self._result(first)
-        self.x = self.A.device.xp.zeros_like(self.b)
-        self._step(first.x, product, lost)
+        self.x, self.r = self.A.device.xp.zeros_like(self.b), self.b.copy()
+        if getattr(state, "refined", False):
+            self._take_up(state)
+        elif not self._begin(x0, state):
+            return self._result()
         while self._running():
             if (early := self._limit()) is None:
                 z = self._correction()
@@ -257,7 +212,48 @@ class _Refinement:
                 self.ends = [end or early for end in self.ends]
                 break
             self._step(z, *self._product(z))
-        return self._result(first)
+        return self._result()
+
+    def _begin(self, x0: Array | None, state: Any) -> bool:
+        """Solve with the image and make the first step; return whether the image has given all that it can."""
+        first = self._first(x0, state)
+        self.columns, self.state = list(first.columns), first.state
+        product, lost = self._product(first.x)
+        if all(column.reason in _GAVE_ALL for column in self.columns):
+            self._step(first.x, product, lost)
+            return True
+        self.x, self.r, self.error_of_r = first.x, self.r - product, lost
+        self.norms = self.space.norms(self.r)
+        # That the image has given all that it can for a right-hand side does not mean that it is solved.
+        reasons = [column.reason for column in self.columns]
+        why = next(reason for reason in reasons if reason not in _GAVE_ALL)
+        self.ends = [why if reason in _GAVE_ALL else reason for reason in reasons]
+        return False
+
+    def _take_up(self, state: Any) -> None:
+        """Go on from the iterate that another solve left; one pass over A, and the first step is lost."""
+        A = self.A
+        check_state(state, SavedState, StateLayout(self.b.shape, A.dtype, A.device))
+        if state.system is not None:
+            name = "none" if self.M is None else type(self.M).__name__
+            state.system.check_same(SystemMark(tuple(self.space.norms(self.b).tolist()), name), _UNIT)
+        self.x[...] = A.device.asarray(state.x)
+        self.state, self.iterations = state, state.iteration
+        self._compute()
+        nothing: dict[str, Any] = {"sweeps": 0, "bytes_streamed": 0, "timings": {}}
+        self.columns = [
+            SolveResult.of(self.x, StopReason.STAGNATED, norms, norms[-1], None, **nothing) for norms in state.histories
+        ]
+        self._test(self.scales)
+        self.gains = np.full_like(self.norms, _SLOW)
+
+    def _goes_on_from(self) -> Any:
+        """Return the state from which a later solve goes on: that of the first solve, or, after a step, with x as it is."""
+        if self.last is None and not getattr(self.state, "refined", False):
+            return self.state
+        histories = [column.residual_norms for column in self.columns]
+        norms = histories[0] if self.b.ndim == 1 else histories
+        return replace(self.state, x=self.x, refined=True, iteration=self.iterations, residual_norms=norms)
 
     def _limit(self) -> StopReason | None:
         """Return why the solve ends early, if it does."""
@@ -269,7 +265,6 @@ class _Refinement:
         """Solve with the image as far as it goes."""
 
         def watch(record: IterationRecord) -> bool:
-            self.seen = record
             self.halted = self.monitor is not None and bool(self.monitor(record))
             return self.halted
 
@@ -434,13 +429,13 @@ class _Refinement:
         return result.x
 
     def _watch_correction(self, record: IterationRecord) -> bool:
-        """Ask the caller's monitor, whose state to resume from is that of the first solve."""
-        if self.monitor is None or self.seen is None:
+        """Ask the caller's monitor; a solve that goes on from what it is shown makes this correction anew."""
+        if self.monitor is None:
             return False
         scale = float((self.norms / self.scales)[self._running()].max())
         seconds, moved = time.perf_counter() - self.began, self.A.bytes_streamed - self.before[1]
         of_both = self.iterations + record.iteration, scale * record.residual_norm
-        self.halted = bool(self.monitor(IterationRecord(*of_both, seconds, moved, self.seen.state)))
+        self.halted = bool(self.monitor(IterationRecord(*of_both, seconds, moved, self._goes_on_from())))
         return self.halted
 
     def _settles(self, z: Array) -> bool:
@@ -459,24 +454,25 @@ class _Refinement:
                 LinearProblem.column(z, column)[...] = 0
         return not self._running()
 
-    def _result(self, first: SolveResult | BlockSolveResult) -> SolveResult | BlockSolveResult:
+    def _result(self) -> SolveResult | BlockSolveResult:
         """Return the result, with the sweeps over A."""
         moved = self.A.bytes_streamed - self.before[1]
         spent: dict[str, Any] = {"sweeps": self.A.sweeps - self.before[0], "bytes_streamed": moved}
-        columns, seconds = [], {"total": time.perf_counter() - self.began}
+        state, columns, seconds = self._goes_on_from(), [], {"total": time.perf_counter() - self.began}
         for number, (column, end) in enumerate(zip(self.columns, self.ends, strict=True)):
             counted = number in self.bounded  # the norm is a bound, in which the error of r is counted
             norm = float(self.norms[number] + (0.0 if counted else self.error_of_r[number]))
             reason = StopReason.CONVERGED if norm <= self.tolerances[number] else end or column.reason
             norms, residual = column.residual_norms, norm / float(self.scales[number])
             x = LinearProblem.column(self.x, number)
-            cost = {**spent, "timings": {**column.timings, **seconds}, "state": first.state}
+            cost = {**spent, "timings": {**column.timings, **seconds}, "state": state}
             cost["bounded"] = counted or bool(self.error_of_r[number] > 0)
             columns.append(SolveResult.of(x, reason, norms, residual, column.rounding_floor, **cost))
-        if isinstance(first, SolveResult):
+        if self.b.ndim == 1:
             return columns[0]
-        timings = columns[0].timings
-        return replace(first, x=self.x, columns=tuple(columns), iterations=self.iterations, timings=timings, **spent)
+        return BlockSolveResult(
+            self.x, tuple(columns), self.iterations, timings=columns[0].timings, state=state, **spent
+        )
 
 
 def _least_error(

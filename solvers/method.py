@@ -222,9 +222,13 @@ class Method(ABC):
                 check_state(state, self.State, StateLayout(self.problem.b.shape, A.dtype, A.device))
                 if getattr(state, "system", None) is not None:
                     state.system.check_same(mark, self.problem.unit)
-            state = self.taken(state)
-            self.columns.share(state)
-            state = self.resume(state)
+            if getattr(state, "refined", False):
+                x = self.problem.A.device.asarray(state.x)
+                state = self._start_at(x, state.iteration, state.histories)
+            else:
+                state = self.taken(state)
+                self.columns.share(state)
+                state = self.resume(state)
         state.system = mark
         return state
 
@@ -357,8 +361,14 @@ class Method(ABC):
         for column, reason in enumerate(method.columns.reasons):
             if reason is StopReason.CONVERGED:
                 self.problem.column(x, column)[...] = self.problem.column(state.x, column)
+        own = self._start_at(x, state.iteration, histories)
+        own.system = state.system
+        return own
+
+    def _start_at(self, x: Array, iteration: int, histories: list[list[float]]) -> Any:
+        """Start from an iterate, and count on."""
         own = self.start(x)
-        own.iteration, own.system = state.iteration, state.system
+        own.iteration = iteration
         for before, after in zip(histories, self.columns.histories, strict=True):
             after[:0] = before[:-1]
         return own

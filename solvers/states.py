@@ -57,6 +57,8 @@ class SavedState:
     ----------
     system : SystemMark, optional
         What the state knows of its system.
+    refined : bool
+        Whether x is an iterate of :func:`solve_by_image`, with which the other vectors of the state have nothing to do.
 
     Examples
     --------
@@ -77,6 +79,13 @@ class SavedState:
     host_arrays: ClassVar[tuple[str, ...]] = ()
 
     system: SystemMark | None = None
+    refined: bool = False
+
+    @property
+    def histories(self) -> list[list[float]]:
+        """The residual norms of every right-hand side."""
+        norms: Any = self.residual_norms  # type: ignore[attr-defined]
+        return norms if norms and isinstance(norms[0], list) else [norms]
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first.
@@ -86,6 +95,8 @@ class SavedState:
         state: Any = self
         layout.check("x", state.x)
         check_counts(iteration=state.iteration)
+        if not isinstance(self.refined, bool):
+            raise InputError(f"refined of the state cannot be {self.refined!r}; it is damaged")
         histories = [state.residual_norms] if len(layout.shape) == 1 else state.residual_norms
         for norms in histories:
             check_history(norms)

@@ -25,7 +25,7 @@ from penstock.solvers import (
     solve_many,
 )
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
-from penstock.solvers.image_solve import ImageUnfitError, has_image, solve_by_image
+from penstock.solvers.image_solve import ImageUnfitError, solve_by_image
 from penstock.spmv import (
     CPU,
     Array,
@@ -40,6 +40,7 @@ from penstock.spmv import (
 )
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.formats.pattern import Pattern
+from penstock.spmv.formats.symmetric_image import has_image
 from penstock.spmv.reordered import Reordered
 from penstock.spmv.unchecked import UncheckedEntries
 from penstock.streaming import LevelOrder, StreamedMatrix

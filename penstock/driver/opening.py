@@ -20,13 +20,13 @@ from penstock.driver.placement import dense_block_size, place_index, place_matri
 from penstock.driver.progress import Reporter, Stage
 from penstock.driver.request import ImagePlacement, Placement, Request, Resident
 from penstock.host.folders import scratch_folder
-from penstock.solvers.image_solve import image_of
 from penstock.spmv import CPU, BudgetError, CsrMatrix, Device, Operator, SparseMatrix, SweptOperator, format_nbytes
 from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, case_name
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.pattern import Pattern
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.symmetric_bsr import SymmetricBsrMatrix
+from penstock.spmv.formats.symmetric_image import image_of
 from penstock.spmv.formats.upper_half import UpperHalf
 from penstock.streaming import (
     FileStore,

@@ -26,6 +26,8 @@ from penstock.spmv.formats.traits import Traits
 
 # The bits of a stored number beside its sign.
 _BITS = 15
+# Diagonal entries within these bounds, and entries of a positive definite matrix with them, keep their digits in float32.
+_SMALLEST, _LARGEST = 2.0**-60, 2.0**60
 # Errors of a row are made up for if they are below this share of its block on the diagonal.
 _SMALL = 2.0**-8
 # Factors of bounds, which are sums of half a unit of the last place of each number: for the rounding of these sums, and with 16
@@ -183,6 +185,42 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         new = type(self).of(half.to_device(self.device), self.values.dtype)
         for name in ("values", "exponents", "corrections"):
             getattr(self, name)[...] = getattr(new, name)
+
+
+def image_of(A: SparseMatrix, values_dtype: Any = np.float32) -> SparseMatrix:
+    """Return an image of a matrix in fewer digits, on its device and with its structure; reads the matrix once.
+
+    Parameters
+    ----------
+    A : SparseMatrix
+    values_dtype : dtype
+        float32 or int16.
+
+    Raises
+    ------
+    InputError
+        If it is to be of int16, and the matrix is not a :class:`~penstock.spmv.SymmetricBsrMatrix`.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import image_of
+    >>> matrix = Cantilever(nodes=8, dof=3).matrix("symmetric_bsr")
+    >>> round(image_of(matrix, "int16").nbytes / matrix.nbytes, 2)
+    0.34
+    """
+    if np.dtype(values_dtype) == np.int16 and not isinstance(A, SymmetricBsrMatrix):
+        raise InputError(f"an image in int16 is of symmetric_bsr, not of {A.name}")
+    if isinstance(A, SymmetricBsrMatrix):
+        return SymmetricImageMatrix.of(A, values_dtype)
+    values = A.values.astype(values_dtype)
+    return A.from_arrays(A.shape, A.dtype, {**A.arrays(), "values": values}, A.parameters())
+
+
+def has_image(diagonal: Array, device: Any) -> bool:
+    """Return whether the entries of a symmetric positive definite matrix with this diagonal keep their digits in float32."""
+    least, most = float(device.xp.min(diagonal)), float(device.xp.max(diagonal))
+    return least >= _SMALLEST and most <= _LARGEST
 
 
 def corrections_of(missing: Array, of_diagonal: Array, diagonal: Array) -> Array:

@@ -1,5 +1,8 @@
 """Solves with an image in fewer digits: what converges has in long double, in few passes, and what is unfit says so."""
 
+import copy
+import functools
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -8,10 +11,11 @@ from random_systems import KINDS, residual
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import StopReason, block_jacobi, cg, image_solve, jacobi, method_named, smoothed_aggregation
-from penstock.solvers.image_solve import ImageUnfitError, has_image, image_of, solve_by_image
+from penstock.solvers.image_solve import ImageUnfitError, solve_by_image
 from penstock.spmv import CPU, CsrMatrix, Device, InputError, SymmetricBsrMatrix, format_named
 from penstock.spmv.communicator import ALONE
 from penstock.spmv.formats.partition import row_slabs
+from penstock.spmv.formats.symmetric_image import has_image, image_of
 from penstock.streaming import HostPlaneStore, HostStore, StreamedMatrix
 from penstock.streaming.stores.host_planes import joined
 
@@ -246,6 +250,36 @@ def test_a_monitor_sees_all_iterations_and_stops_any(system, beam, M):
         assert result.reason is StopReason.STOPPED
         resumed = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-10, state=result.state)
         assert resumed.converged
+
+
+@pytest.mark.parametrize("columns", [None, 2])
+def test_what_corrections_have_gained_is_not_lost_where_a_solve_ends_early(half, system, beam, M, columns):
+    A, image = system
+    b = beam.load() if columns is None else np.random.default_rng(1).standard_normal((beam.unknowns, columns))
+    solve = functools.partial(solve_by_image, SOLVE, A, image, b, M=M, rtol=1e-10)
+    records = []
+    whole = solve(monitor=lambda record: records.append((record.iteration, copy.deepcopy(record.state))))
+    refined = [(iteration, state) for iteration, state in records if state.refined]
+    stopped = solve(monitor=lambda record: record.iteration == refined[-1][0])
+
+    assert whole.converged
+    assert refined
+    assert stopped.state.refined
+    for iteration, state in (refined[-1], (stopped.iterations, stopped.state)):
+        saved = type(state).from_arrays(state.to_arrays(), CPU)
+        for one in (state, saved):
+            resumed = solve(state=copy.deepcopy(one))
+            assert resumed.converged
+            assert resumed.iterations - one.iteration <= 0.7 * whole.iterations
+            assert one.iteration <= iteration
+            assert len(resumed.columns[0].residual_norms) == resumed.columns[0].iterations + 1
+        # Without an image it goes on from the iterate, too.
+        level = smoothed_aggregation(half, coordinates=beam.mesh.coordinates(), aggregate_nodes=27)
+        again = SOLVE(half, b, None, M=level, rtol=1e-9, state=saved)
+        assert again.converged
+        assert again.columns[0].residual_norms[saved.iteration] < 1e-3
+    with pytest.raises(InputError, match="resume with the system that it came from"):
+        solve_by_image(SOLVE, A, image, 2.0 * b, M=M, state=saved)
 
 
 class OfTwo(type(ALONE)):
