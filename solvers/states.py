@@ -57,7 +57,7 @@ class SavedState:
     ----------
     system : SystemMark, optional
         What the state knows of its system.
-    refined : bool
+    refined : bool, optional
         Whether x is an iterate of :func:`solve_by_image`, with which the other vectors of the state have nothing to do.
 
     Examples
@@ -79,7 +79,7 @@ class SavedState:
     host_arrays: ClassVar[tuple[str, ...]] = ()
 
     system: SystemMark | None = None
-    refined: bool = False
+    refined: bool | None = None
 
     @property
     def histories(self) -> list[list[float]]:
@@ -95,7 +95,7 @@ class SavedState:
         state: Any = self
         layout.check("x", state.x)
         check_counts(iteration=state.iteration)
-        if not isinstance(self.refined, bool):
+        if self.refined not in (None, True, False):
             raise InputError(f"refined of the state cannot be {self.refined!r}; it is damaged")
         histories = [state.residual_norms] if len(layout.shape) == 1 else state.residual_norms
         for norms in histories:
