@@ -200,6 +200,11 @@ class SolverSection(Section):
     @model_validator(mode="after")
     def _preconditioner_exists(self) -> SolverSection:
         method_named(self.method)
+        if elsewhere := sorted(self.options.keys() & {*_OPTIONS, "block_size"}):
+            raise ValueError(
+                f"{', '.join(elsewhere)} cannot be among the options: degree and aggregate_nodes are keys of solver itself, and "
+                "model.dof is the size of blocks"
+            )
         self.spec(1)
         return self
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import yaml
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from penstock.commands.app import app
@@ -172,3 +173,9 @@ def test_what_needs_the_whole_matrix_is_refused_with_any_budget(name, budget):
 
     with pytest.raises(InputError, match=r"one with a budget is streamed; leave out memory.budget"):
         plan_experiment(described)
+
+
+@pytest.mark.parametrize("name", ["degree", "aggregate_nodes", "block_size"])
+def test_an_option_that_the_solver_has_as_a_key_is_refused(name):
+    with pytest.raises(ValidationError, match=f"{name} cannot be among the options"):
+        Experiment(solver={"preconditioner": "auto", "options": {name: 5}})

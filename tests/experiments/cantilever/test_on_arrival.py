@@ -115,7 +115,7 @@ def test_a_resumed_run_needs_no_more_memory_than_one_from_the_start(tmp_path):
     pool, unknowns = cupy.get_default_memory_pool(), 3 * 65**3
     changes = {
         "model": {"nodes": 65},
-        "solver": {"options": {"keep_vectors": False, "degree": 5, "aggregate_nodes": 64}},
+        "solver": {"degree": 5, "aggregate_nodes": 64, "options": {"keep_vectors": False}},
         "memory": {"device": "cuda", "budget": "32 MiB", "subdivisions": 32, "slots": 3},  # one plan for all
     }
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 import scipy.spatial
-from kernel_targets import DEVICES
 
 from penstock.fem import Cantilever, LognormalMaterial, TwoPhaseMaterial
 from penstock.solvers import CoarseCgState, StopReason, block_cg, cg, chebyshev, smoothed_aggregation
@@ -33,13 +32,13 @@ def streamed(beam, name, count, slots, **ring):
     return StreamedMatrix(store, budget, workload=Workload(degree=PRODUCTS), ring=Ring(slots=slots, **ring))
 
 
-def open_beam(beam, device, slots):
-    """The matrix on a device, streamed through a few slots, or a context that holds all of it."""
+def open_beam(beam, slots):
+    """The matrix streamed through a few slots, or a context that holds all of it."""
     if slots is None:
-        return contextlib.nullcontext(beam.matrix("symmetric_bsr").to_device(device))
+        return contextlib.nullcontext(beam.matrix("symmetric_bsr"))
     store = HostStore.create(beam.subdivisions(20, "symmetric_bsr"))
     budget, workload = slots * max(store.index.sizes["whole"]), Workload(degree=PRODUCTS)
-    return StreamedMatrix(store, budget, device=device, workload=workload, ring=Ring(slots=slots))
+    return StreamedMatrix(store, budget, workload=workload, ring=Ring(slots=slots))
 
 
 def true_residual(A, x, b):
@@ -65,26 +64,25 @@ def test_it_needs_about_ten_iterations_and_the_residual_is_true(nodes, dof, most
 
 
 @pytest.mark.parametrize("slots", [None, 2, 16])
-@pytest.mark.parametrize("device", DEVICES)
-def test_what_is_computed_ahead_changes_no_bit(monkeypatch, device, slots):
-    """As a GPU does while the host waits, also where the solve then ends: of columns, at a limit, at a floor, and resumed."""
+def test_what_is_computed_ahead_changes_no_bit(monkeypatch, slots):
+    """As a GPU does, whose last digits vary, while the host waits; also where a solve then ends, at a limit or at a floor."""
     beam, results = beam_of((33, 5, 5)), []
     B = np.random.default_rng(0).standard_normal((beam.unknowns, 2))
     for ahead in (lambda sweep: None, CoarseSweep.complete):
         monkeypatch.setattr(CoarseSweep, "complete_ahead", ahead)
-        with open_beam(beam, device, slots) as A:
-            M, b = level_for(beam, A), A.device.asarray(B[:, 0].copy())
+        with open_beam(beam, slots) as A:
+            M, b = level_for(beam, A), B[:, 0].copy()
             stopped = cg(A, b, M=M, rtol=1e-10, maxiter=4)
             solved = [
                 stopped,
                 cg(A, b, M=M, rtol=1e-10, state=stopped.state),
                 cg(A, b, M=M, rtol=1e-10),
                 cg(A, b, x0=stopped.x, M=M, rtol=1e-6),
-                block_cg(A, A.device.asarray(B), M=M, rtol=1e-8),
+                block_cg(A, B, M=M, rtol=1e-8),
             ]
             if slots is None:  # where sweeps alternate, digits at the floor depend on the direction
                 solved.append(cg(A, b, M=M, rtol=1e-15))
-        results.append([(A.device.to_host(one.x).tobytes(), one.iterations, one.message) for one in solved])
+        results.append([(one.x.tobytes(), one.iterations, one.message) for one in solved])
 
     assert results[0] == results[1]
 
