@@ -81,6 +81,27 @@ def _roots(squares: Numbers) -> Numbers:
     return roots
 
 
+def least_error(
+    zz: Numbers, zr: Numbers, ss: Numbers | None = None, sz: Numbers | None = None, sr: Numbers | None = None
+) -> tuple[Numbers, Numbers]:
+    """Return the coefficients of z and of the last step s with which the error is least in the norm of A.
+
+    The arguments are inner products: ``z.Az``, ``z.r``, ``s.As``, ``s.Az`` and ``s.r``.
+    """
+    alone = np.divide(zr, zz, out=np.zeros_like(zz), where=zz > 0)
+    if ss is None or sz is None or sr is None:
+        return alone, np.zeros_like(zz)
+    of_z, of_s = alone, np.zeros_like(zz)
+    for column in range(len(zz)):
+        if zz[column] > 0 and ss[column] > 0:
+            scale = 1.0 / np.sqrt([zz[column], ss[column]])
+            cosine = sz[column] * scale[0] * scale[1]
+            gram = np.array([[1.0, cosine], [cosine, 1.0]])
+            known = np.array([zr[column], sr[column]]) * scale
+            of_z[column], of_s[column] = np.linalg.lstsq(gram, known, rcond=1e-12)[0] * scale
+    return of_z, of_s
+
+
 class Columns:
     """The k >= 1 right-hand sides of one solve.
 

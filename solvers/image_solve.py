@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.solvers.columns import ColumnSpace, Numbers
+from penstock.solvers.columns import ColumnSpace, Numbers, least_error
 from penstock.solvers.problem import FLOOR_FACTOR, LinearProblem
 from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.solvers.states import SavedState, StateLayout, SystemMark, check_state
@@ -207,11 +207,12 @@ class _Refinement:
                 z = self._correction()
                 if self._settles(z):
                     break
-                early = self._limit()
+                if (early := self._limit()) is not None:
+                    self.halved[:] = np.inf  # a correction that is not finished says nothing of the image
+                self._step(z, *self._product(z))
             if early is not None:
                 self.ends = [end or early for end in self.ends]
                 break
-            self._step(z, *self._product(z))
         return self._result()
 
     def _begin(self, x0: Array | None, state: Any) -> bool:
@@ -225,9 +226,8 @@ class _Refinement:
         self.x, self.r, self.error_of_r = first.x, self.r - product, lost
         self.norms = self.space.norms(self.r)
         # That the image has given all that it can for a right-hand side does not mean that it is solved.
-        reasons = [column.reason for column in self.columns]
-        why = next(reason for reason in reasons if reason not in _GAVE_ALL)
-        self.ends = [why if reason in _GAVE_ALL else reason for reason in reasons]
+        why = next(column.reason for column in self.columns if column.reason not in _GAVE_ALL)
+        self.ends = [why if column.reason in _GAVE_ALL else column.reason for column in self.columns]
         return False
 
     def _take_up(self, state: Any) -> None:
@@ -245,15 +245,27 @@ class _Refinement:
             SolveResult.of(self.x, StopReason.STAGNATED, norms, norms[-1], None, **nothing) for norms in state.histories
         ]
         self._test(self.scales)
+        self._arrive()
         self.gains = np.full_like(self.norms, _SLOW)
 
+    @property
+    def _has_refined(self) -> bool:
+        """Whether x has been moved by what A says."""
+        return self.last is not None or bool(getattr(self.state, "refined", False))
+
     def _goes_on_from(self) -> Any:
-        """Return the state from which a later solve goes on: that of the first solve, or, after a step, with x as it is."""
-        if self.last is None and not getattr(self.state, "refined", False):
+        """Return the state from which a later solve goes on: that of the first solve, or, once x has been refined, of x."""
+        if not self._has_refined:
             return self.state
-        histories = [column.residual_norms for column in self.columns]
+        iteration, histories = self.reached
+        most = max(map(len, histories))
+        histories = [norms + [norms[-1]] * (most - len(norms)) for norms in histories]
         norms = histories[0] if self.b.ndim == 1 else histories
-        return replace(self.state, x=self.x, refined=True, iteration=self.iterations, residual_norms=norms)
+        return replace(self.state, x=self.x, refined=True, iteration=iteration, residual_norms=norms)
+
+    def _arrive(self) -> None:
+        """Note the iterations that have led to x, and the residuals of every right-hand side."""
+        self.reached = self.iterations, [column.residual_norms for column in self.columns]
 
     def _limit(self) -> StopReason | None:
         """Return why the solve ends early, if it does."""
@@ -283,7 +295,7 @@ class _Refinement:
             raise self._unfit(f"a solve with it ended as {unfit.name.lower().replace('_', ' ')}")
 
     def _unfit(self, why: str) -> ImageUnfitError:
-        return ImageUnfitError(why, None if self.last is None else self.x, self.iterations)
+        return ImageUnfitError(why, self.x if self._has_refined else None, self.iterations)
 
     def _running(self) -> list[int]:
         """Return the right-hand sides that are not solved yet."""
@@ -332,7 +344,7 @@ class _Refinement:
         zz, zr, *others = self.space.dots(*pairs)
         if not np.isfinite(zz).all() or (zz < 0).any():
             raise self._unfit("its correction is no direction of descent")
-        of_z, of_last = _least_error(zz, zr, *others)
+        of_z, of_last = least_error(zz, zr, *others)
         if self.last is None:
             self.last, self.error_of_last = (z.copy(), product.copy()), lost
             of_last, of_z = of_z, np.zeros_like(of_z)
@@ -346,6 +358,7 @@ class _Refinement:
         before = self.norms.copy()
         self._measure()
         self._test(before)
+        self._arrive()
 
     def _compute(self) -> None:
         """Compute the residuals from A, b and x."""
@@ -456,6 +469,7 @@ class _Refinement:
 
     def _result(self) -> SolveResult | BlockSolveResult:
         """Return the result, with the sweeps over A."""
+        self._arrive()
         moved = self.A.bytes_streamed - self.before[1]
         spent: dict[str, Any] = {"sweeps": self.A.sweeps - self.before[0], "bytes_streamed": moved}
         state, columns, seconds = self._goes_on_from(), [], {"total": time.perf_counter() - self.began}
@@ -473,24 +487,3 @@ class _Refinement:
         return BlockSolveResult(
             self.x, tuple(columns), self.iterations, timings=columns[0].timings, state=state, **spent
         )
-
-
-def _least_error(
-    zz: Numbers, zr: Numbers, ss: Numbers | None = None, sz: Numbers | None = None, sr: Numbers | None = None
-) -> tuple[Numbers, Numbers]:
-    """Return the coefficients of z and of the last step s with which the error is least in the norm of A.
-
-    The arguments are inner products: ``z.Az``, ``z.r``, ``s.As``, ``s.Az`` and ``s.r``.
-    """
-    alone = np.divide(zr, zz, out=np.zeros_like(zz), where=zz > 0)
-    if ss is None or sz is None or sr is None:
-        return alone, np.zeros_like(zz)
-    of_z, of_s = alone, np.zeros_like(zz)
-    for column in range(len(zz)):
-        if zz[column] > 0 and ss[column] > 0:
-            scale = 1.0 / np.sqrt([zz[column], ss[column]])
-            cosine = sz[column] * scale[0] * scale[1]
-            gram = np.array([[1.0, cosine], [cosine, 1.0]])
-            known = np.array([zr[column], sr[column]]) * scale
-            of_z[column], of_s[column] = np.linalg.lstsq(gram, known, rcond=1e-12)[0] * scale
-    return of_z, of_s

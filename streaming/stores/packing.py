@@ -245,6 +245,10 @@ def symmetric_slabs(slabs: Iterable[Any], rows: int, format_name: str) -> Iterat
     image, mirrored = np.zeros(rows), np.zeros(rows)
     for slab in slabs:
         stop = start + slab.shape[0]
+        if slab.shape[1] != rows:
+            raise InputError(
+                f"{format_name} stores half of a square matrix; this one has {rows} rows, {slab.shape[1]} columns"
+            )
         image[start:stop] = slab @ v
         mirrored += slab.T @ v[start:stop]
         yield slab
@@ -302,9 +306,14 @@ def recut(
     blocks of 1 to 8. A block size of ``"auto"`` is detected in the first rows of a format of blocks.
     """
     rest, multiple = iter(slabs), _FIRST_ROWS
-    first = [scipy.sparse.csr_array(slab) for slab in itertools.islice(rest, 1)]
-    if format_name != "auto" and first and first[0].shape[0]:
-        of_format = SlabConverter(format_name, block_size).convert(first[0][:_FIRST_ROWS])
+    first: list[scipy.sparse.csr_array] = []
+    while sum(of.shape[0] for of in first) < _FIRST_ROWS and (slab := next(rest, None)) is not None:
+        first.append(scipy.sparse.csr_array(slab))
+    if format_name != "auto" and any(of.shape[0] for of in first):
+        looked_at = scipy.sparse.vstack(first, format="csr")[:_FIRST_ROWS]
+        if block_size != "auto" and looked_at.shape[0] == _FIRST_ROWS:
+            looked_at = looked_at[: _FIRST_ROWS // int(block_size) * int(block_size)]
+        of_format = SlabConverter(format_name, block_size).convert(looked_at)
         multiple = of_format.row_granularity
         if of_format.traits.blocked:
             block_size = int(of_format.parameters().get("block_size", multiple))

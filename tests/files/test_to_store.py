@@ -117,6 +117,24 @@ def test_half_a_matrix_is_cut_where_an_image_of_it_can_be_joined(files, A, tmp_p
         assert np.linalg.norm(b - A @ system.solve(b).x) <= 1e-8 * np.linalg.norm(b)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 4, 126])
+@pytest.mark.parametrize("block_size", ["auto", 3])
+def test_blocks_are_told_by_more_than_a_short_first_slab(A, tmp_path, rows, block_size):
+    names = [tmp_path / "first.npz", tmp_path / "rest.npz"]
+    for name, part in zip(names, (A[:rows], A[rows:]), strict=True):
+        scipy.sparse.save_npz(name, part)
+    with store_files(names, tmp_path / "made", format="symmetric_bsr", block_size=block_size, slab="100 KiB") as store:
+        assert store.index.block_size == 3
+        assert can_be_joined(store.index)
+        same(read_whole(store), A, 1e-15)
+
+
+def test_half_of_a_matrix_that_is_not_square_is_refused(A, tmp_path):
+    scipy.sparse.save_npz(tmp_path / "a.npz", A[:, :840])
+    with pytest.raises(InputError, match="stores half of a square matrix; this one has 2475 rows, 840 columns"):
+        store_files([tmp_path / "a.npz"], tmp_path / "made", format="symmetric_bsr")
+
+
 def test_a_store_that_is_cut_inside_chunks_is_streamed_in_float64(A, tmp_path):
     """Such stores were made of files until slabs ended at whole chunks."""
     slabs, b = (A[start : start + 330] for start in range(0, A.shape[0], 330)), np.ones(A.shape[0])
