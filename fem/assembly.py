@@ -173,15 +173,17 @@ def _chunk_offsets(nx: int, ny: int, nz: int, upper: bool) -> Array:
 def _chunk_widths(nx: int, ny: int, nz: int, upper: bool) -> Array:
     """Return the most connections of a node in each chunk; with ``upper``, only those with itself and later nodes.
 
-    In NumPy: loading the compiler for a loop would take longer, even for the largest mesh.
+    In NumPy: loading the compiler for a loop would take longer.
     """
     x, y, z = (np.full(count, 3, np.int8) for count in (nx, ny, nz))
     for axis in (x, y, z):
         axis[0] -= 1
         axis[-1] -= 1
-    counts = x[:, None, None] * y[:, None] * z
-    if upper:  # minus the previous plane, the previous line and the previous node
-        counts[1:] -= y[:, None] * z
-        counts[:, 1:] -= z
-        counts[:, :, 1:] -= 1
+    of_plane: Array = y[:, None] * z
+    others: Any = 0
+    if upper:  # all of the next plane, the next line of this plane, and of this line itself and the next node
+        x, next_line, next_node = ((np.arange(count) < count - 1).astype(np.int8) for count in (nx, ny, nz))
+        others = next_line[:, None] * z + next_node + np.int8(1)
+    counts = x[:, None, None] * of_plane
+    counts += others
     return np.maximum.reduceat(counts.reshape(-1), np.arange(0, counts.size, HEIGHT))

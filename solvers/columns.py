@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import StopReason
-from penstock.solvers.states import direction_kept
+from penstock.solvers.states import direction_kept, histories_of
 from penstock.spmv import Array, VectorSpace, device_of
 from penstock.spmv.communicator import ALONE, Communicator
 from penstock.spmv.vectors.block_space import BlockSpace
@@ -144,8 +144,7 @@ class Columns:
 
     def share(self, state: Any) -> None:
         """Go on with what a state holds; both change it from now on."""
-        norms = state.residual_norms
-        self.histories = norms if norms and isinstance(norms[0], list) else [norms]
+        self.histories = histories_of(state)
         self.reasons = getattr(state, "reasons", self.reasons)
 
     @property

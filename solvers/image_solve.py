@@ -35,7 +35,7 @@ import numpy as np
 from penstock.solvers.columns import ColumnSpace, Numbers, least_error
 from penstock.solvers.problem import FLOOR_FACTOR, LinearProblem
 from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecord, SolveResult, StopReason
-from penstock.solvers.states import SavedState, StateLayout, SystemMark, check_state
+from penstock.solvers.states import SavedState, StateLayout, SystemMark, check_state, histories_of
 from penstock.spmv import Array, InputError, SparseMatrix, SweptOperator, VectorSpace
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
@@ -181,7 +181,7 @@ class _Refinement:
         self.began, self.before = time.perf_counter(), (self.A.sweeps, self.A.bytes_streamed)
         self.space, self.vectors = ColumnSpace(self.b, communicator_of(self.A)), VectorSpace.of(self.A)
         self.unit = _UNITS[np.dtype(self.image.values_dtype)]
-        b_norms = self.space.norms(self.b)
+        self.b_norms = b_norms = self.space.norms(self.b)
         self.scales = np.where(b_norms > 0, b_norms, 1.0)
         self.tolerances = np.maximum(self.rtol * b_norms, self.atol)
         self.ends: list[StopReason | None] = [None] * len(b_norms)
@@ -235,14 +235,14 @@ class _Refinement:
         A = self.A
         check_state(state, SavedState, StateLayout(self.b.shape, A.dtype, A.device))
         if state.system is not None:
-            name = "none" if self.M is None else type(self.M).__name__
-            state.system.check_same(SystemMark(tuple(self.space.norms(self.b).tolist()), name), _UNIT)
+            state.system.check_same(SystemMark.of(self.b_norms, self.M), _UNIT)
         self.x[...] = A.device.asarray(state.x)
         self.state, self.iterations = state, state.iteration
         self._compute()
         nothing: dict[str, Any] = {"sweeps": 0, "bytes_streamed": 0, "timings": {}}
         self.columns = [
-            SolveResult.of(self.x, StopReason.STAGNATED, norms, norms[-1], None, **nothing) for norms in state.histories
+            SolveResult.of(self.x, StopReason.STAGNATED, norms, norms[-1], None, **nothing)
+            for norms in histories_of(state)
         ]
         self._test(self.scales)
         self._arrive()

@@ -17,7 +17,7 @@ from penstock.solvers.columns import BestIterate, Columns, ColumnSpace, Numbers
 from penstock.solvers.preconditioners import own_methods
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecord, StopReason
-from penstock.solvers.states import SavedState, StateLayout, check_state
+from penstock.solvers.states import SavedState, StateLayout, check_state, histories_of
 from penstock.spmv import Array, Operator, VectorSpace
 from penstock.spmv.registry import Registry
 from penstock.spmv.vectors.noise import noise
@@ -224,7 +224,7 @@ class Method(ABC):
                     state.system.check_same(mark, self.problem.unit)
             if getattr(state, "refined", False):
                 x = self.problem.A.device.asarray(state.x)
-                state = self._start_at(x, state.iteration, state.histories)
+                state = self._start_at(x, state.iteration, histories_of(state))
             else:
                 state = self.taken(state)
                 self.columns.share(state)

@@ -242,7 +242,7 @@ class LinearProblem:
     @property
     def mark(self) -> SystemMark:
         """What a state knows of this system."""
-        return SystemMark(tuple(self.b_norms.tolist()), "none" if self.M is None else type(self.M).__name__)
+        return SystemMark.of(self.b_norms, self.M)
 
     def is_recorded(self, gap: float, history: list[float], x: Array, column: int = 0) -> bool:
         """Return whether a residual that a state records is that of its iterate in this system, from which it differs by ``gap``.

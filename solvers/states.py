@@ -27,6 +27,11 @@ class SystemMark:
         if not self.b_norms or not all(isinstance(norm, float) for norm in self.b_norms):
             raise InputError("a state has no norms of its right-hand sides; it is damaged")
 
+    @classmethod
+    def of(cls, b_norms: Any, M: Any) -> Self:
+        """Return the mark of a system with a preconditioner, or with none."""
+        return cls(tuple(b_norms.tolist()), "none" if M is None else type(M).__name__)
+
     def check_same(self, other: SystemMark, unit: float) -> None:
         """Refuse a mark of another system, but for rounding of sums in another order; the message says what differs."""
         if other.preconditioner != self.preconditioner:
@@ -80,12 +85,6 @@ class SavedState:
 
     system: SystemMark | None = None
     refined: bool | None = None
-
-    @property
-    def histories(self) -> list[list[float]]:
-        """The residual norms of every right-hand side."""
-        norms: Any = self.residual_norms  # type: ignore[attr-defined]
-        return norms if norms and isinstance(norms[0], list) else [norms]
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first.
@@ -185,6 +184,12 @@ class StateLayout:
         if not getattr(vectors.flags, "writeable", True):
             raise InputError("the state is read-only, but a solve changes it in place; give a copy.deepcopy of it")
         check_finite(f"{name} of the state", vectors, CPU if on_host else self.device)
+
+
+def histories_of(state: Any) -> list[list[float]]:
+    """Return the residual norms of every right-hand side of a state, the same lists."""
+    norms = state.residual_norms
+    return norms if norms and isinstance(norms[0], list) else [norms]
 
 
 def is_elsewhere(array: object, device: Device) -> bool:

@@ -26,7 +26,7 @@ _OFFSETS = ("row_offsets", "chunk_offsets")
 
 def can_be_joined(index: MatrixIndex) -> bool:
     """Return whether the arrays of the subdivisions, one after another, are those of the whole matrix."""
-    if any(start % index.row_granularity for start in index.row_starts):  # a chunk is cut in two
+    if index.cuts_chunks:
         return False
     for subdivision in index.subdivisions:
         for field in subdivision.fields:

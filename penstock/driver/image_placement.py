@@ -98,9 +98,9 @@ def refuse_without_image(request: Request, index: MatrixIndex | None) -> None:
 
 
 def _why_no_image(index: MatrixIndex, precision: str) -> str:
-    multiple = index.row_granularity
-    if can_be_rounded(index, precision) and any(start % multiple for start in index.row_starts):
-        return f"its subdivisions begin inside chunks of {multiple} rows; 'penstock store STORE ANOTHER' cuts it anew"
+    if can_be_rounded(index, precision) and index.cuts_chunks:
+        rows = index.row_granularity
+        return f"its subdivisions begin inside chunks of {rows} rows; 'penstock store STORE ANOTHER' cuts it anew"
     of_kind = "csr or bsr, or half of it (symmetric_bsr)"
     if precision == "int16":
         of_kind = "dense blocks of several unknowns, half of it (symmetric_bsr)"

@@ -48,6 +48,7 @@ from penstock.solvers import (
 )
 from penstock.solvers.factorisation import FactorisationSpec
 from penstock.solvers.problem import has_diverged
+from penstock.solvers.states import histories_of
 from penstock.spmv import CPU, Operator, SparseMatrix, SweptOperator
 from penstock.streaming import StreamPlan
 
@@ -471,8 +472,7 @@ def _running_norms(record: IterationRecord, share: float = 0.0) -> list[tuple[fl
     The former one is the first, or that after a ``share`` of the iterations.
     """
     state = record.state
-    several = isinstance(state.residual_norms[0], list)
-    histories = state.residual_norms if several else [state.residual_norms]
+    histories = histories_of(state)
     reasons = getattr(state, "reasons", [None] * len(histories))
     of_columns = zip(histories, reasons, state.system.b_norms, strict=True)
     return [

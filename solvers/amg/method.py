@@ -23,8 +23,7 @@ and all inner products are sums of fine ones and of coarse ones, because ``P^T A
 The direction is made conjugate by ``beta = -z.Ap / p.Ap``, as B may vary a little (flexible CG, Notay 2000). An iteration needs
 ``2 smoothing + degree + 1`` products; streamed they share a sweep if the ring has as many slots and one more. The last residual
 takes ``smoothing + 1`` of them, unless they would need a sweep more without the others, or a GPU has gone on because further
-iterations were expected. Fine vectors: b, y, p_f, x, m, u, r and
-three of the recurrence.
+iterations were expected. Fine vectors: b, y, p_f, x, m, u, r and three of the recurrence.
 """
 
 from __future__ import annotations
@@ -249,11 +248,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         if len(columns.aside) == problem.columns:
             return self.start(None)
         if not state.has_coarse_parts:
-            before = columns.histories
-            anew = self.start(device.asarray(state.x) if is_elsewhere(state.x, device) else state.x.copy())
-            for old, new in zip(before, columns.histories, strict=True):
-                new[:0] = old[:done]
-            anew.iteration = done
+            x = device.asarray(state.x) if is_elsewhere(state.x, device) else state.x.copy()
+            anew: AnyState = self._start_at(x, done, columns.histories)
             return anew
         fits = state.rho.shape == self._sweep.g.shape
         iterates = state.x.copy() if fits and not is_elsewhere(state.x, device) else state.x
@@ -268,7 +264,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         residuals = self.space.norms(problem.true_residual(iterates, device.xp.empty_like(iterates)))
         columns.check_recorded(_gaps(residuals, norms), iterates)
         for history in columns.histories:
-            del history[done:]
+            del history[done + 1 :]
         return self.resume(replace(state.without_coarse_parts(), x=iterates))
 
     def _take_up(self, state: AnyState) -> None:

@@ -215,6 +215,12 @@ class MatrixIndex:
         arrays = {field.name: np.broadcast_to(np.zeros((), field.dtype), field.shape) for field in first.fields}
         return self._slab(first.row_stop - first.row_start, arrays).row_granularity
 
+    @property
+    def cuts_chunks(self) -> bool:
+        """Whether subdivisions begin elsewhere, so that their arrays are not parts of those of the whole matrix."""
+        multiple = self.row_granularity
+        return any(start % multiple for start in self.row_starts)
+
     def view(self, number: int, buffer: Array, structure: dict[str, Array] | None = None) -> SparseMatrix:
         """Return subdivision ``number`` as a matrix whose arrays are views of a byte buffer.
 

@@ -306,13 +306,11 @@ def recut(
     blocks of 1 to 8. A block size of ``"auto"`` is detected in the first rows of a format of blocks.
     """
     rest, multiple = iter(slabs), _FIRST_ROWS
-    first: list[scipy.sparse.csr_array] = []
+    first: list[Any] = []
     while sum(of.shape[0] for of in first) < _FIRST_ROWS and (slab := next(rest, None)) is not None:
-        first.append(scipy.sparse.csr_array(slab))
+        first.append(slab)
     if format_name != "auto" and any(of.shape[0] for of in first):
         looked_at = scipy.sparse.vstack(first, format="csr")[:_FIRST_ROWS]
-        if block_size != "auto" and looked_at.shape[0] == _FIRST_ROWS:
-            looked_at = looked_at[: _FIRST_ROWS // int(block_size) * int(block_size)]
         of_format = SlabConverter(format_name, block_size).convert(looked_at)
         multiple = of_format.row_granularity
         if of_format.traits.blocked:

@@ -182,12 +182,12 @@ class StoreBuilder:
         """
         self._check_open()
         self._write_run()
-        slabs, options = self._slabs(), self._options
-        if self._slab_nbytes is not None:
-            kind = options["format"], options["block_size"]
-            slabs, options["block_size"] = recut(slabs, self._slab_nbytes, *kind)
-        slabs = symmetric_slabs(slabs, self.shape[0], options["format"])
+        slabs, options = self._slabs(), {**self._options}
         try:
+            if self._slab_nbytes is not None:
+                kind = options["format"], options["block_size"]
+                slabs, options["block_size"] = recut(slabs, self._slab_nbytes, *kind)
+            slabs = symmetric_slabs(slabs, self.shape[0], options["format"])
             return FileStore.create(self._place.path, slabs, shape=self.shape, progress=progress, **options)
         finally:
             self.close()
