@@ -267,9 +267,7 @@ def _place_streamed(
     given, rows = A.to_csr(), A.shape[0] // granularity
     first = given if by_lines is None else by_lines.matrix(given)
     facts += [] if by_lines is None else [("order", BY_LINES)]
-    rough = functools.cache(
-        functools.partial(rough_index, suggestion, A.shape, A.dtype, first.indptr[1:].astype(float))
-    )
+    rough = functools.cache(functools.partial(rough_index, suggestion, A.shape, A.dtype, first.indptr[1:]))
     cuts: Sequence[int] = CUTS
     most = max(max(spec.products_per_iteration(streamed=True)) for spec in specs)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.host.threads import mapped
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import serial_kernel, shared_range
@@ -20,6 +21,12 @@ COARSE_SIDE = 3
 
 # Nodes of a graph whose roots are found in order on a GPU: the more there are, the longer are chains of those that wait.
 _MOST_ON_GPU = 100_000
+# On the host, threads find the balls of parts of at least this many consecutive nodes; there are this many parts at most. Balls
+# do not reach from part to part, so a part has this many times as many nodes as lie between a node and its neighbours, which is
+# told by about as many nodes as _SAMPLE. Parts, and so the aggregates, do not depend on the number of threads.
+_LEAST_OF_PART, _MOST_PARTS, _PART_OF_REACH, _SAMPLE = 1 << 20, 16, 20, 1 << 16
+# Nodes that a core counts at a time.
+_PIECE = 1 << 20
 # Rounds in which roots are found before the host asks whether all are, and how many there are at most in order; meshes of 16,000
 # nodes need some 25.
 _ROUNDS, _MOST_ROUNDS = 4, 64
@@ -82,15 +89,47 @@ def are_found_on_gpu(nodes: int, radius: int) -> bool:
 
 @register_kernel("graph", "balls", "cpu")
 def _balls_cpu(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Aggregates:
-    of_node, count = _find_balls(offsets, neighbours, radius, size)
-    left, before = int(np.count_nonzero(of_node < 0)), -1
+    nodes = len(offsets) - 1
+    of_node, seen = (np.empty(nodes, dtype=np.int32) for _ in range(2))
+    parts = _parts_of(offsets, neighbours)
+    bounds, counts = np.arange(parts + 1) * nodes // parts, np.zeros(parts, dtype=np.int64)
+    _find_balls(parts, bounds, offsets, neighbours, radius, size, of_node, seen, counts)
+    befores = np.concatenate([[0], np.cumsum(counts)])
+
+    def number_on(part: int) -> None:
+        own = of_node[bounds[part] : bounds[part + 1]]
+        np.add(own, befores[part], out=own, where=own >= 0, casting="unsafe")
+
+    mapped(number_on, range(1, parts))
+    count = int(befores[-1])
+    left, before = _count_without(of_node), -1
     while left not in (0, before):
-        before, known = left, of_node.copy()
-        _join_balls(len(of_node), offsets, neighbours, known, count, of_node)
-        left = int(np.count_nonzero(of_node < 0))
+        before, known, of_node = left, of_node, np.empty_like(of_node)
+        _join_balls(nodes, offsets, neighbours, known, count, of_node)
+        left = _count_without(of_node)
     if left:
         _place_others(offsets, neighbours, count, size, of_node)
     return Aggregates(of_node)
+
+
+def _count_without(of_node: Indices) -> int:
+    """Return how many nodes have no aggregate."""
+    pieces = range(0, len(of_node), _PIECE)
+    return sum(mapped(lambda start: int(np.count_nonzero(of_node[start : start + _PIECE] < 0)), pieces))
+
+
+def _parts_of(offsets: Indices, neighbours: Indices) -> int:
+    """Return into how many parts nodes are divided whose neighbours ascend."""
+    nodes = len(offsets) - 1
+    most = min(_MOST_PARTS, nodes // _LEAST_OF_PART)
+    if most < 2:
+        return 1
+    step = nodes // _SAMPLE | 1
+    node, starts, stops = np.arange(0, nodes, step), offsets[:-1:step], offsets[1::step]
+    coupled = starts < stops
+    node, first, last = node[coupled], neighbours[starts[coupled]], neighbours[stops[coupled] - 1]
+    reach = np.quantile(np.maximum(node - first, last - node), 0.9) if node.size else 0.0
+    return max(1, min(most, int(nodes / (_PART_OF_REACH * max(reach, 1.0)))))
 
 
 @register_kernel("graph", "balls", "cuda")
@@ -186,41 +225,53 @@ def _lanes(offsets: Array, columns: Array) -> int:
     return min(32, 1 << int(neighbours // 3).bit_length())
 
 
-@serial_kernel
-def _find_balls(offsets: Indices, neighbours: Indices, radius: int, size: int) -> tuple[Indices, int]:
-    """Return the ball of every node, -1 without one, and their number."""
-    nodes = offsets.shape[0] - 1
-    of_node, seen = np.full(nodes, -1, dtype=np.int32), np.full(nodes, -1, dtype=np.int32)
-    ball, count = np.empty(nodes, dtype=np.int32), 0
-    for root in range(nodes):
-        if of_node[root] >= 0:
-            continue
-        ball[0], reached, start, free = root, 1, 0, True
-        seen[root] = root
-        for _ in range(radius):
-            layer_end = reached
-            if not free or layer_end >= size:
-                break
-            for place in range(start, layer_end):
-                node = ball[place]
-                for entry in range(offsets[node], offsets[node + 1]):
-                    other = neighbours[entry]
-                    if seen[other] == root:
-                        continue
-                    seen[other] = root
-                    if of_node[other] >= 0:
-                        free = False
-                        break
-                    ball[reached] = other
-                    reached += 1
-                if not free:
+@shared_range(least=1)
+def _find_balls(
+    begin: int,
+    end: int,
+    bounds: Indices,
+    offsets: Indices,
+    neighbours: Indices,
+    radius: int,
+    size: int,
+    of_node: Indices,
+    seen: Indices,
+    counts: Indices,
+) -> None:
+    """Number the balls of some parts of the nodes, each from 0, and count them; ``seen`` is workspace like ``of_node``."""
+    for part in range(begin, end):
+        first, stop, count = bounds[part], bounds[part + 1], 0
+        of_node[first:stop], seen[first:stop] = -1, -1
+        ball = np.empty(stop - first, dtype=np.int32)
+        for root in range(first, stop):
+            if of_node[root] >= 0:
+                continue
+            ball[0], reached, start, free = root, 1, 0, True
+            seen[root] = root
+            for _ in range(radius):
+                layer_end = reached
+                if not free or layer_end >= size:
                     break
-            start = layer_end
-        if free and reached > 1:
-            for place in range(reached):
-                of_node[ball[place]] = count
-            count += 1
-    return of_node, count
+                for place in range(start, layer_end):
+                    node = ball[place]
+                    for entry in range(offsets[node], offsets[node + 1]):
+                        other = neighbours[entry]
+                        if other < first or other >= stop or seen[other] == root:
+                            continue
+                        seen[other] = root
+                        if of_node[other] >= 0:
+                            free = False
+                            break
+                        ball[reached] = other
+                        reached += 1
+                    if not free:
+                        break
+                start = layer_end
+            if free and reached > 1:
+                for place in range(reached):
+                    of_node[ball[place]] = count
+                count += 1
+        counts[part] = count
 
 
 @shared_range(least=1024)
@@ -231,6 +282,7 @@ def _join_balls(
     votes = np.zeros(count, dtype=np.int32)
     for node in range(begin, end):
         if known[node] >= 0:
+            of_node[node] = known[node]
             continue
         for entry in range(offsets[node], offsets[node + 1]):
             candidate = known[neighbours[entry]]

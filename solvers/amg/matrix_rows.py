@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from penstock.host.threads import mapped
 from penstock.spmv import Array, BsrMatrix, Device, InputError, Operator, SparseMatrix, SweptOperator
 from penstock.spmv.communicator import Communicator
 from penstock.spmv.products.block_rows import BlockRows, block_rows, in_float64, row_numbers, rows_of
@@ -24,6 +25,8 @@ from penstock.spmv.products.completion import Completion, stored_size
 # streamed matrix, for which memory may be short, fewer are visited: more than 1 GiB would save a tenth of the set-up.
 _SLAB_NBYTES = {"cpu": 4 << 20, "cuda": 96 << 20}
 _LARGEST_SLAB_NBYTES, _LARGEST_OF_STREAMED_NBYTES, _SHARE_OF_FREE = 4 << 30, 1 << 30, 32
+# Numbers that a core copies at a time.
+_PIECE = 1 << 20
 
 
 class _Coupling(Protocol):
@@ -153,14 +156,30 @@ def graph_of(A: Operator, size: int) -> tuple[Array, Array]:
     """
     if isinstance(A, BsrMatrix) and stored_size(A) == size:
         return A.row_offsets, A.column_indices
-    counts, columns = [np.zeros(1, dtype=np.int64)], []
+    offsets, columns = np.zeros(A.shape[0] // size + 1, dtype=np.int64), list[Array]()
 
     def take(rows: BlockRows) -> None:
-        counts.append(np.diff(A.device.to_host(rows.offsets)))
+        own = offsets[rows.start + 1 : rows.stop + 1]
+        np.add(A.device.to_host(rows.offsets[1:]), offsets[rows.start], out=own)
         columns.append(A.device.to_host(rows.columns))
 
     visit_rows(A, size, take)
-    return np.cumsum(np.concatenate(counts)), np.concatenate(columns)
+    return offsets, columns[0] if len(columns) == 1 else _joined(columns)
+
+
+def _joined(parts: list[Array]) -> Array:
+    """Return what arrays on the host hold, one after the other, copied by all cores."""
+    joined, pieces, before = np.empty(sum(map(len, parts)), dtype=parts[0].dtype), list[tuple[int, Array]](), 0
+    for part in parts:
+        pieces += [(before + start, part[start : start + _PIECE]) for start in range(0, len(part), _PIECE)]
+        before += len(part)
+
+    def put(piece: tuple[int, Array]) -> None:
+        start, source = piece
+        joined[start : start + len(source)] = source
+
+    mapped(put, pieces)
+    return joined
 
 
 def _as_matrix(A: Operator) -> SparseMatrix:

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import scipy.sparse
 
+from penstock.host.threads import mapped
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.table import register_kernel
-from penstock.spmv.device import CPU, Array
+from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import UNEVEN_VARIATION, SparseMatrix
 from penstock.spmv.formats.csr_kernels import _diagonal_blocks, _spmm, _spmv
@@ -25,6 +26,9 @@ from penstock.spmv.formats.traits import Traits
 from penstock.spmv.formats.validation import check_values, checked_values_dtype, in_sorted_rows, real_values
 
 CSR_KERNELS = CudaSource("penstock.spmv.kernels", "csr.cu")
+
+# Rows of which a core compares the lengths at a time, within its cache.
+_ROWS_OF_PIECE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -170,7 +174,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
     def _choose(A: CsrMatrix, strategy: str, lanes: int | Lanes, thresholds: str) -> tuple[int, int]:
         """Return the lanes and the strategy that a user's options mean for a matrix."""
         rows = A.shape[0]
-        longest = int((A.row_offsets[1:] - A.row_offsets[:-1]).max()) if rows else 0
+        longest = _longest_row(A.row_offsets, A.device)
         if isinstance(lanes, str):
             lanes = choose_lanes(A.nnz / max(rows, 1), longest, lanes)
         if lanes not in (1, 2, 4, 8, 16, 32):
@@ -286,6 +290,18 @@ def lengths_fit(A: Any) -> bool:
 
 # Up to this many entries, one thread is faster than waking others.
 _SERIAL_ENTRIES = 20_000
+
+
+def _longest_row(offsets: Array, device: Device) -> int:
+    """Return the entries of the longest row, by all cores on a CPU: there may be a billion rows."""
+    rows = len(offsets) - 1
+    step = _ROWS_OF_PIECE if device.kind == "cpu" else max(rows, 1)
+
+    def of_piece(start: int) -> int:
+        piece = offsets[start : start + step + 1]
+        return int((piece[1:] - piece[:-1]).max())
+
+    return max(mapped(of_piece, range(0, rows, step)), default=0)
 
 
 @register_kernel("csr", "spmv", "cpu")

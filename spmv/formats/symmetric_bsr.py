@@ -238,8 +238,17 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
         """Fill this slab's part of ``blocks``, and its mirror image."""
-        if blocks.shape[1] == self.block_size and has_kernel(self.name, "stored_diagonal", self.device.kind):
-            find_kernel(self.name, "stored_diagonal", self.device.kind)(self, first_row, blocks)
+        wanted, stored, kind = blocks.shape[1], self.block_size, self.device.kind
+        if stored % wanted == 0 and has_kernel(self.name, "stored_diagonal", kind):
+            part = blocks[first_row // wanted : (first_row + self.shape[0]) // wanted]
+            shape = (self.shape[0] // stored, stored, stored)
+            own = part if wanted == stored else self.device.xp.zeros(shape, dtype=blocks.dtype)
+            find_kernel(self.name, "stored_diagonal", kind)(self, first_row, own)
+            if own is not part:
+                across = stored // wanted
+                smaller = own.reshape(-1, across, wanted, across, wanted)
+                for place in range(across):
+                    part[place::across] = smaller[:, place, :, place]
             return
         within = -(-(blocks.shape[1] - 1) // self.block_size)  # distance of wanted blocks from the diagonal
         for start, slab in self.slabs():
@@ -395,9 +404,9 @@ for _operation in ("spmv", "spmm"):
 @register_kernel("symmetric_bsr", "stored_diagonal", "cpu")
 def _stored_diagonal_cpu(A: SymmetricBsrMatrix, first_row: int, blocks: Array) -> None:
     size, stored = A.block_size, A.column_indices.size
-    rows, slots = first_row // size + np.arange(A.shape[0] // size), A._first_slots()
+    rows, slots = np.arange(A.shape[0] // size), A._first_slots()
     found = slots < stored  # of empty chunks at the end
-    found[found] = A.column_indices[slots[found]] == rows[found]
+    found[found] = A.column_indices[slots[found]] == first_row // size + rows[found]
     first, rows = A._first_scalars()[found], rows[found]
     for scalar in range(size**2):  # one at a time, which takes less memory
         blocks[rows, scalar // size, scalar % size] = A.values[first + scalar * HEIGHT]

@@ -359,9 +359,8 @@ def _register_diagonal(kind: str) -> None:
         stored = A.values[first[:, None] + A.device.xp.arange(size**2) * HEIGHT].astype(np.float64)
         if A.exponents.size:
             stored *= A._scales(A._first_slots())[:, None]
-        own = slice(first_row // size, first_row // size + len(first))
         with np.errstate(invalid="ignore"):  # of an image beyond the range of float32
-            blocks[own] = stored.reshape(-1, size, size) + A.corrections
+            blocks[...] = stored.reshape(-1, size, size) + A.corrections
 
 
 for _kind in ("cpu", "cuda"):

@@ -235,8 +235,8 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmm(
     for (int r = 0; r < size; ++r) atomicAdd(out + (row * size + r) * columns + k, Vector(alpha * total[r]));
 }
 
-// Copies the blocks on the diagonal to `diagonal`, (rows of the whole matrix / size, size, size); one thread per
-// block row. Columns ascend and begin at the diagonal, so little more than the first slot is read.
+// Copies the blocks on the diagonal to `diagonal`, (block rows of the slab, size, size); one thread per block row.
+// Columns ascend and begin at the diagonal, so little more than the first slot is read.
 template <typename Value, typename Vector, int size>
 __global__ void __launch_bounds__(256) symmetric_bsr_diagonal(
     const long long block_rows, const long long first_row, const long long* __restrict__ chunk_offsets,
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_diagonal(
         if (column < 0 || column > row) return;
         if (column < row) continue;
         for (int e = 0; e < size * size; ++e)
-            diagonal[row * size * size + e] = Vector(values[slot * (size * size) + lane + (long long)e * height]);
+            diagonal[position * size * size + e] = Vector(values[slot * (size * size) + lane + (long long)e * height]);
         return;
     }
 }

@@ -8,6 +8,7 @@ from scipy.sparse.csgraph import connected_components
 
 from penstock.fem import Cantilever
 from penstock.solvers import SmoothedAggregationSpec, smoothed_aggregation
+from penstock.solvers.amg import aggregates
 from penstock.solvers.amg.aggregates import graph_aggregates, numbered_aggregates
 from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.spmv import InputError
@@ -24,22 +25,28 @@ def sizes_of(aggregates):
     return np.bincount(aggregates.of_node, minlength=aggregates.count)
 
 
+@pytest.mark.parametrize("least_of_part", [aggregates._LEAST_OF_PART, 500])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_graph_aggregates_are_connected(shuffled):
+def test_graph_aggregates_are_connected(shuffled, least_of_part, monkeypatch):
+    """Those of parts that threads share too; a shuffled graph is not divided, as all of its nodes have neighbours elsewhere."""
+    monkeypatch.setattr(aggregates, "_LEAST_OF_PART", least_of_part)
+    monkeypatch.setattr(aggregates, "_PART_OF_REACH", 4)
     offsets, neighbours = node_graph((20, 15, 10))
     nodes = len(offsets) - 1
     graph = scipy.sparse.csr_array((np.ones(len(neighbours)), neighbours, offsets))
     if shuffled:
         order = np.random.default_rng(0).permutation(nodes)
         graph = graph[order][:, order].tocsr()
+        graph.sort_indices()
 
-    aggregates = graph_aggregates(graph.indptr, graph.indices, 2, 125)
+    found = graph_aggregates(graph.indptr, graph.indices, 2, 125)
 
-    assert aggregates.of_node.min() == 0
-    assert (sizes_of(aggregates) > 0).all()
-    assert np.median(sizes_of(aggregates)) > 40
-    for number in range(aggregates.count):
-        part = np.flatnonzero(aggregates.of_node == number)
+    assert aggregates._parts_of(graph.indptr, graph.indices) == (4 if least_of_part == 500 and not shuffled else 1)
+    assert found.of_node.min() == 0
+    assert (sizes_of(found) > 0).all()
+    assert np.median(sizes_of(found)) > 40
+    for number in range(found.count):
+        part = np.flatnonzero(found.of_node == number)
         assert connected_components(graph[part][:, part])[0] == 1
 
 

@@ -92,7 +92,7 @@ def test_the_blocks_that_are_stored_on_the_diagonal_are_copied(size, values, tar
                 rows, first * size, block_size=size, values_dtype=values, check=False
             )
             find_kernel("symmetric_bsr", "stored_diagonal", target.device_kind)(
-                target.put_matrix(slab), first * size, blocks
+                target.put_matrix(slab), first * size, blocks[first:stop]
             )
 
     np.testing.assert_array_equal(target.get(blocks), expected.astype(values).astype(np.float64))
