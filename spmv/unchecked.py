@@ -8,12 +8,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from penstock.host.threads import PIECE_NBYTES, mapped
+from penstock.host.threads import PIECE_NBYTES, in_pieces
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix, lengths_fit
-from penstock.spmv.formats.limits import check_columns
-from penstock.spmv.formats.narrowing import narrowed
+from penstock.spmv.formats.limits import as_type, check_columns, narrowed
 from penstock.spmv.formats.validation import check_indices, in_sorted_rows, real_values
 from penstock.spmv.host_memory import available_nbytes
 from penstock.spmv.products.block_rows import BlockRows, as_csr
@@ -103,8 +102,8 @@ class UncheckedEntries:
             return self.owned().to_device(device)
         offsets = self.row_offsets
         if _MANY_TIMES * offsets.nbytes < self.values.nbytes:  # no kernel is compiled for a few numbers
-            offsets = offsets.astype(np.int64, copy=False)
-        offsets = device.asarray(offsets).astype(np.int64, copy=False)
+            offsets = as_type(offsets, np.int64)
+        offsets = as_type(device.asarray(offsets), np.int64)
         columns = device.asarray(self.column_indices)
         if columns.dtype != np.int32:
             columns = narrowed(columns)
@@ -130,8 +129,8 @@ def _copied(array: Array) -> Array:
     copy = np.empty(array.shape, array.dtype)
     source, target = (of.reshape(-1).view(np.uint8) for of in (array, copy))
 
-    def take(start: int) -> None:
-        target[start : start + PIECE_NBYTES] = source[start : start + PIECE_NBYTES]
+    def take(place: slice) -> None:
+        target[place] = source[place]
 
-    mapped(take, range(0, source.size, PIECE_NBYTES))
+    in_pieces(take, source.size, PIECE_NBYTES)
     return copy

@@ -40,11 +40,23 @@ def test_public_names_exist_and_are_sorted(folder):
     assert len(set(module.__all__)) == len(module.__all__)
 
 
-def test_importing_penstock_loads_nothing_heavy():
+SOLVE = "import numpy, scipy.sparse; penstock.solve(scipy.sparse.eye_array(5).tocsr(), numpy.ones(5));"
+
+
+@pytest.mark.parametrize(
+    ("done", "unused"),
+    [
+        ("", {"numpy", "numba", "scipy", "matplotlib"}),
+        (SOLVE, {"pydantic", "h5py", "penstock.fem", "penstock.experiments", "matplotlib"}),
+    ],
+    ids=["import", "solve"],
+)
+def test_what_is_not_needed_is_not_loaded(done, unused):
+    """Each of these takes a tenth of a second in a script that solves once."""
     import subprocess
     import sys
 
-    code = "import sys, penstock; print(sorted({'numpy', 'numba', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    code = f"import sys, penstock; {done} print(sorted({unused} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
     assert loaded == "[]"

@@ -17,7 +17,6 @@ from penstock.driver.placement import place_index
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
 from penstock.driver.row_order import BY_LEVELS, IN_LAYERS, in_best_order, levels_may_pay
-from penstock.fem.element_rows import FORMATS, check_format
 from penstock.solvers import PRECONDITIONERS, method_named
 from penstock.spmv import CPU, Array, BudgetError, Device, InputError, Operator, SparseMatrix
 from penstock.spmv.model.timing import time_once
@@ -146,6 +145,8 @@ class MadeMatrixSource:
             return self._place(request, dof)
 
     def _place(self, request: Request, dof: int) -> Placement:
+        from penstock.fem.element_rows import FORMATS, check_format  # whoever has such a matrix has loaded the package
+
         if request.block_size not in ("auto", dof):
             raise InputError(f"the nodes of this matrix have {dof} unknowns, not block_size={request.block_size}")
         if request.format is not None:

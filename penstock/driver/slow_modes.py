@@ -7,6 +7,7 @@ import numpy as np
 from penstock.spmv import CsrMatrix
 from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.device import Array, count_true
+from penstock.spmv.formats.limits import spread
 
 # A constant that A maps to less than this share of its absolute row sum, in this share of rows, is a slow mode. Rows next to
 # fixed unknowns differ: a fifth of them in a cube of 28 nodes a side that is held all around.
@@ -15,8 +16,8 @@ _SMALL, _MOST_ROWS = 1e-3, 0.6
 _BAND, _BANDED_ROWS = 1 / 8, 0.9
 # In memory a coarse level is worth its set-up for matrices of at least this many rows.
 _LEAST_RESIDENT_ROWS, _LEAST_STREAMED_ROWS = 500_000, 20_000
-# Shares of rows are told by about as many of them, spread evenly.
-_SAMPLE = 1 << 20
+# Shares of the rows on a host are estimated from this many; a prime, so that it rarely divides their number.
+_SAMPLE = 1_048_573
 
 
 def is_worth_measuring(rows: int, *, streamed: bool) -> bool:
@@ -30,9 +31,9 @@ def has_band(A: CsrMatrix) -> bool:
     In memory the set-up of a coarse level would otherwise hold most of the matrix at once; where A is streamed, its rows are put
     in an order that narrows the band.
     """
-    starts, stops = _sample(A)
-    widths = A.column_indices[stops - 1] - A.column_indices[starts]
-    return count_true(widths <= _BAND * A.shape[0]) >= _BANDED_ROWS * len(starts)
+    rows = A.device.asarray(spread(A.shape[0], _SAMPLE))
+    widths = A.column_indices[A.row_offsets[rows + 1] - 1] - A.column_indices[A.row_offsets[rows]]
+    return count_true(widths <= _BAND * A.shape[0]) >= _BANDED_ROWS * len(rows)
 
 
 def constants_are_slow(A: CsrMatrix, block_size: int) -> bool:
@@ -46,39 +47,36 @@ def constants_are_slow(A: CsrMatrix, block_size: int) -> bool:
     if np.dtype(A.dtype) != np.float64 or rows % block_size:
         return False
     if A.device.kind == "cpu":
-        starts, stops = _sample(A)
-        slow = np.empty((len(starts), block_size), dtype=bool)
-        _mark_small_sums(len(slow), starts, stops, A.column_indices, A.values, _SMALL, slow)
-        return all(count_true(of) >= _MOST_ROWS * len(slow) for of in slow.T)
-    xp = A.device.xp
-    sums = A.apply_absolute(xp.ones(rows))
-    for unknown in range(block_size):
-        constant = xp.zeros(rows)
-        constant[unknown::block_size] = 1.0
-        small = xp.abs(A.apply(constant)) <= _SMALL * sums
-        if count_true(small) < _MOST_ROWS * rows:
-            return False
-    return True
-
-
-def _sample(A: CsrMatrix) -> tuple[Array, Array]:
-    """Return where the entries of some rows begin and end; the step from row to row is odd, as sides of meshes rarely are."""
-    step = A.shape[0] // _SAMPLE | 1
-    return A.row_offsets[:-1:step].astype(np.int64), A.row_offsets[1::step].astype(np.int64)
+        some = spread(rows, _SAMPLE)
+        small = np.empty(len(some), dtype=bool)
+        _mark_small(len(some), some, A.row_offsets, A.column_indices, A.values, block_size, _SMALL, small)
+    else:
+        xp = A.device.xp
+        small, most = xp.ones(rows, dtype=bool), _SMALL * A.apply_absolute(xp.ones(rows))
+        for unknown in range(block_size):
+            constant = xp.zeros(rows)
+            constant[unknown::block_size] = 1.0
+            small &= xp.abs(A.apply(constant)) <= most
+    return count_true(small) >= _MOST_ROWS * len(small)
 
 
 @shared_range(least=4096)
-def _mark_small_sums(
-    begin: int, end: int, starts: Array, stops: Array, columns: Array, values: Array, share: float, small: Array
+def _mark_small(
+    begin: int,
+    end: int,
+    rows: Array,
+    offsets: Array,
+    columns: Array,
+    values: Array,
+    size: int,
+    share: float,
+    small: Array,
 ) -> None:
-    """Mark the rows of which the entries of each unknown of a node add up to a small share of the absolute row sum."""
-    size = small.shape[1]
+    """Mark the rows whose entries for each of the ``size`` unknowns of a node add up to little beside the absolute row sum."""
     sums = np.empty(size)
-    for row in range(begin, end):
-        sums[:] = 0.0
-        absolute = 0.0
-        for entry in range(starts[row], stops[row]):
+    for place in range(begin, end):
+        sums[:], absolute = 0.0, 0.0
+        for entry in range(offsets[rows[place]], offsets[rows[place] + 1]):
             sums[columns[entry] % size] += values[entry]
             absolute += abs(values[entry])
-        for unknown in range(size):
-            small[row, unknown] = abs(sums[unknown]) <= share * absolute
+        small[place] = np.abs(sums).max() <= share * absolute

@@ -11,8 +11,7 @@ import scipy.sparse
 
 from penstock.files.sizes import check_slab_fits, check_whole_fits
 from penstock.spmv import InputError
-from penstock.spmv.formats.limits import INT32_MAX
-from penstock.spmv.formats.narrowing import within
+from penstock.spmv.formats.limits import INT32_MAX, within
 
 _MULTIPLE = 840  # rows: whole blocks of 1 to 8
 _SLAB_ENTRIES = 1 << 20

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -140,14 +141,42 @@ def _pools(libraries: tuple[str, ...]) -> Any:
 
 
 def mapped(function: Callable[[Item], Made], items: Iterable[Item], threads: int | None = None) -> list[Made]:
-    """Return what a function makes of items, with as many threads as cores; in this thread, if no other can be started."""
+    """Return what a function makes of items, with as many threads as cores; in this thread, if no other can be started.
+
+    The function is called once for each item. Of errors, that of the first item is raised.
+    """
     items = list(items)
+    left, made, errors = deque(range(len(items))), dict[int, Made](), dict[int, BaseException]()
+
+    def work() -> None:
+        while left:
+            try:
+                number = left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                made[number] = function(items[number])
+            except BaseException as error:  # raised below, in the caller's thread
+                errors[number] = error
+                left.clear()
+
     count = min(threads or usable_cores(), len(items))
     if count > 1:
-        with contextlib.suppress(RuntimeError), ThreadPoolExecutor(count) as pool:  # Python may be ending
-            futures = [pool.submit(function, item) for item in items]
-            return [future.result() for future in futures]
-    return [function(item) for item in items]
+        with ThreadPoolExecutor(count - 1) as pool:
+            with contextlib.suppress(RuntimeError):  # no thread can be started, or Python is ending
+                for _ in range(count - 1):
+                    pool.submit(work)
+            work()
+    else:
+        work()
+    if errors:
+        raise errors[min(errors)]
+    return [made[number] for number in range(len(items))]
+
+
+def in_pieces(function: Callable[[slice], Made], count: int, piece: int) -> list[Made]:
+    """Return what a function makes of slices of ``piece`` places, of which there are ``count`` in all, as :func:`mapped`."""
+    return mapped(function, [slice(start, min(start + piece, count)) for start in range(0, count, piece)])
 
 
 def usable_cores() -> int:

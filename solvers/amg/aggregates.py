@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.host.threads import mapped
+from penstock.host.threads import in_pieces, mapped
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.formats.limits import spread
 
 AGGREGATION_KERNELS = CudaSource("penstock.solvers.kernels", "aggregation.cu")
 
@@ -21,10 +22,12 @@ COARSE_SIDE = 3
 
 # Nodes of a graph whose roots are found in order on a GPU: the more there are, the longer are chains of those that wait.
 _MOST_ON_GPU = 100_000
-# On the host, threads find the balls of parts of at least this many consecutive nodes; there are this many parts at most. Balls
-# do not reach from part to part, so a part has this many times as many nodes as lie between a node and its neighbours, which is
-# told by about as many nodes as _SAMPLE. Parts, and so the aggregates, do not depend on the number of threads.
-_LEAST_OF_PART, _MOST_PARTS, _PART_OF_REACH, _SAMPLE = 1 << 20, 16, 20, 1 << 16
+# The host finds balls in parts of consecutive nodes, which threads share; no ball leaves its part. Parts depend on the graph
+# alone, so aggregates do not depend on the number of threads.
+_MOST_PARTS = 16
+_LEAST_OF_PART = 1 << 20  # nodes
+_PART_OF_REACH = 20  # times the distance, in numbers, from a node to its furthest neighbour
+_SAMPLE = 65_537  # nodes by which that distance is estimated
 # Nodes that a core counts at a time.
 _PIECE = 1 << 20
 # Rounds in which roots are found before the host asks whether all are, and how many there are at most in order; meshes of 16,000
@@ -63,7 +66,8 @@ def numbered_aggregates(of_node: Any, nodes: int) -> Aggregates:
 def graph_aggregates(offsets: Array, neighbours: Array, radius: int, size: int) -> Aggregates:
     """Aggregate the nodes of a graph: balls around roots, and the nodes that are left join a neighbouring ball.
 
-    A ball grows by whole layers until it has ``size`` nodes or a radius of ``radius`` edges.
+    A ball grows by whole layers until it has ``size`` nodes or a radius of ``radius`` edges. On the host large graphs are cut
+    into parts, which balls do not leave; nodes at the cuts join balls of either side.
 
     Pass 1 of Vanek, Mandel and Brezina (1996), with balls of more than one edge; then nodes join the aggregate of which they
     have the most neighbours, that of the smallest number if there are several; what is left, such as small components, becomes
@@ -89,45 +93,42 @@ def are_found_on_gpu(nodes: int, radius: int) -> bool:
 
 @register_kernel("graph", "balls", "cpu")
 def _balls_cpu(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Aggregates:
-    nodes = len(offsets) - 1
-    of_node, seen = (np.empty(nodes, dtype=np.int32) for _ in range(2))
-    parts = _parts_of(offsets, neighbours)
+    nodes, parts = len(offsets) - 1, _count_parts(offsets, neighbours)
     bounds, counts = np.arange(parts + 1) * nodes // parts, np.zeros(parts, dtype=np.int64)
-    _find_balls(parts, bounds, offsets, neighbours, radius, size, of_node, seen, counts)
-    befores = np.concatenate([[0], np.cumsum(counts)])
+    in_parts, of_node = (np.empty(nodes, dtype=np.int32) for _ in range(2))
+    _find_balls(parts, bounds, offsets, neighbours, radius, size, in_parts, counts)
+    first_numbers = np.concatenate([[0], np.cumsum(counts)])
 
-    def number_on(part: int) -> None:
-        own = of_node[bounds[part] : bounds[part + 1]]
-        np.add(own, befores[part], out=own, where=own >= 0, casting="unsafe")
+    def number(part: int) -> None:
+        own = slice(bounds[part], bounds[part + 1])
+        of_node[own] = np.where(in_parts[own] >= 0, in_parts[own] + np.int32(first_numbers[part]), -1)
 
-    mapped(number_on, range(1, parts))
-    count = int(befores[-1])
-    left, before = _count_without(of_node), -1
+    mapped(number, range(parts))
+    count = int(first_numbers[-1])
+    left, before = _count_left(of_node), -1
     while left not in (0, before):
         before, known, of_node = left, of_node, np.empty_like(of_node)
         _join_balls(nodes, offsets, neighbours, known, count, of_node)
-        left = _count_without(of_node)
+        left = _count_left(of_node)
     if left:
         _place_others(offsets, neighbours, count, size, of_node)
     return Aggregates(of_node)
 
 
-def _count_without(of_node: Indices) -> int:
+def _count_left(of_node: Indices) -> int:
     """Return how many nodes have no aggregate."""
-    pieces = range(0, len(of_node), _PIECE)
-    return sum(mapped(lambda start: int(np.count_nonzero(of_node[start : start + _PIECE] < 0)), pieces))
+    return sum(in_pieces(lambda place: int(np.count_nonzero(of_node[place] < 0)), len(of_node), _PIECE))
 
 
-def _parts_of(offsets: Indices, neighbours: Indices) -> int:
-    """Return into how many parts nodes are divided whose neighbours ascend."""
+def _count_parts(offsets: Indices, neighbours: Indices) -> int:
+    """Return the number of parts in which balls are found. The neighbours of each node must ascend."""
     nodes = len(offsets) - 1
     most = min(_MOST_PARTS, nodes // _LEAST_OF_PART)
     if most < 2:
         return 1
-    step = nodes // _SAMPLE | 1
-    node, starts, stops = np.arange(0, nodes, step), offsets[:-1:step], offsets[1::step]
-    coupled = starts < stops
-    node, first, last = node[coupled], neighbours[starts[coupled]], neighbours[stops[coupled] - 1]
+    node = spread(nodes, _SAMPLE)
+    node = node[offsets[node] < offsets[node + 1]]
+    first, last = neighbours[offsets[node]], neighbours[offsets[node + 1] - 1]
     reach = np.quantile(np.maximum(node - first, last - node), 0.9) if node.size else 0.0
     return max(1, min(most, int(nodes / (_PART_OF_REACH * max(reach, 1.0)))))
 
@@ -235,16 +236,16 @@ def _find_balls(
     radius: int,
     size: int,
     of_node: Indices,
-    seen: Indices,
     counts: Indices,
 ) -> None:
-    """Number the balls of some parts of the nodes, each from 0, and count them; ``seen`` is workspace like ``of_node``."""
+    """Find the balls of some parts of the nodes, numbered from 0 in each part, and count those of each."""
     for part in range(begin, end):
         first, stop, count = bounds[part], bounds[part + 1], 0
-        of_node[first:stop], seen[first:stop] = -1, -1
-        ball = np.empty(stop - first, dtype=np.int32)
-        for root in range(first, stop):
-            if of_node[root] >= 0:
+        seen, ball = np.full(stop - first, -1, dtype=np.int32), np.empty(stop - first, dtype=np.int32)
+        own = of_node[first:stop]
+        own[:] = -1
+        for root in range(stop - first):
+            if own[root] >= 0:
                 continue
             ball[0], reached, start, free = root, 1, 0, True
             seen[root] = root
@@ -253,13 +254,13 @@ def _find_balls(
                 if not free or layer_end >= size:
                     break
                 for place in range(start, layer_end):
-                    node = ball[place]
+                    node = first + ball[place]
                     for entry in range(offsets[node], offsets[node + 1]):
-                        other = neighbours[entry]
-                        if other < first or other >= stop or seen[other] == root:
+                        other = neighbours[entry] - first
+                        if other < 0 or other >= stop - first or seen[other] == root:
                             continue
                         seen[other] = root
-                        if of_node[other] >= 0:
+                        if own[other] >= 0:
                             free = False
                             break
                         ball[reached] = other
@@ -269,7 +270,7 @@ def _find_balls(
                 start = layer_end
             if free and reached > 1:
                 for place in range(reached):
-                    of_node[ball[place]] = count
+                    own[ball[place]] = count
                 count += 1
         counts[part] = count
 

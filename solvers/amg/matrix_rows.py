@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 
 from penstock.host.threads import mapped
-from penstock.spmv import Array, BsrMatrix, Device, InputError, Operator, SparseMatrix, SweptOperator
+from penstock.spmv import Array, BsrMatrix, Device, InputError, Operator, SparseMatrix, SweptOperator, device_of
 from penstock.spmv.communicator import Communicator
 from penstock.spmv.products.block_rows import BlockRows, block_rows, in_float64, row_numbers, rows_of
 from penstock.spmv.products.completion import Completion, stored_size
@@ -25,8 +25,6 @@ from penstock.spmv.products.completion import Completion, stored_size
 # streamed matrix, for which memory may be short, fewer are visited: more than 1 GiB would save a tenth of the set-up.
 _SLAB_NBYTES = {"cpu": 4 << 20, "cuda": 96 << 20}
 _LARGEST_SLAB_NBYTES, _LARGEST_OF_STREAMED_NBYTES, _SHARE_OF_FREE = 4 << 30, 1 << 30, 32
-# Numbers that a core copies at a time.
-_PIECE = 1 << 20
 
 
 class _Coupling(Protocol):
@@ -152,34 +150,39 @@ def bounds_within(rows: BlockRows, bounds: Sequence[int], block_size: int) -> li
 def graph_of(A: Operator, size: int) -> tuple[Array, Array]:
     """Return the neighbours of every node of ``size`` unknowns, as in CSR; one sweep if A is streamed.
 
-    They are on the device of a matrix that is stored so, else on the host.
+    They are on the device of a matrix that is stored so, whose arrays they are then, else on the host.
     """
     if isinstance(A, BsrMatrix) and stored_size(A) == size:
         return A.row_offsets, A.column_indices
-    offsets, columns = np.zeros(A.shape[0] // size + 1, dtype=np.int64), list[Array]()
-
-    def take(rows: BlockRows) -> None:
-        own = offsets[rows.start + 1 : rows.stop + 1]
-        np.add(A.device.to_host(rows.offsets[1:]), offsets[rows.start], out=own)
-        columns.append(A.device.to_host(rows.columns))
-
-    visit_rows(A, size, take)
-    return offsets, columns[0] if len(columns) == 1 else _joined(columns)
+    graph = Graph(A.shape[0] // size)
+    visit_rows(A, size, lambda rows: graph.add(rows.offsets, rows.columns))
+    return graph.arrays()
 
 
-def _joined(parts: list[Array]) -> Array:
-    """Return what arrays on the host hold, one after the other, copied by all cores."""
-    joined, pieces, before = np.empty(sum(map(len, parts)), dtype=parts[0].dtype), list[tuple[int, Array]](), 0
-    for part in parts:
-        pieces += [(before + start, part[start : start + _PIECE]) for start in range(0, len(part), _PIECE)]
-        before += len(part)
+class Graph:
+    """The neighbours of nodes, gathered on the host from the rows of a matrix as they come."""
 
-    def put(piece: tuple[int, Array]) -> None:
-        start, source = piece
-        joined[start : start + len(source)] = source
+    def __init__(self, nodes: int) -> None:
+        self._offsets, self._columns, self._nodes = np.zeros(nodes + 1, dtype=np.int64), list[Array](), 0
 
-    mapped(put, pieces)
-    return joined
+    def add(self, offsets: Array, columns: Array) -> None:
+        """Add the neighbours of the next nodes; ``offsets`` begin at 0."""
+        start, device = self._nodes, device_of(offsets)
+        self._nodes += len(offsets) - 1
+        self._offsets[start + 1 : self._nodes + 1] = device.to_host(offsets[1:]) + self._offsets[start]
+        self._columns.append(device.to_host(columns))
+
+    def arrays(self) -> tuple[Array, Array]:
+        """Return the offsets and the neighbours, int32, as in CSR."""
+        if len(self._columns) == 1:
+            return self._offsets, self._columns[0]
+        columns, ends = np.empty(self._offsets[-1], dtype=np.int32), np.cumsum([0, *map(len, self._columns)])
+
+        def put(part: int) -> None:
+            columns[ends[part] : ends[part + 1]] = self._columns[part]
+
+        mapped(put, range(len(self._columns)))
+        return self._offsets, columns
 
 
 def _as_matrix(A: Operator) -> SparseMatrix:

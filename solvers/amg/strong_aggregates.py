@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.amg.aggregates import Aggregates, graph_aggregates
-from penstock.solvers.amg.matrix_rows import visit_rows
+from penstock.solvers.amg.matrix_rows import Graph, visit_rows
 from penstock.solvers.amg.strength import STRONG, count_strong, strong_among
 from penstock.spmv import Array, Operator
 from penstock.spmv.communicator import communicator_of, sharing_memory
@@ -49,16 +49,14 @@ def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: i
     communicator = communicator_of(A)
     if not communicator.largest(float(stiffness_jumps(norms))):
         return None
-    theta, counts, columns, couplings, strong = STRONG if size == 1 else _STRONG_BLOCK, [], [], 0, 0
+    theta, graph, couplings, strong = STRONG if size == 1 else _STRONG_BLOCK, Graph(A.shape[0] // size), 0, 0
 
     def visit(rows: BlockRows) -> None:
         nonlocal couplings, strong
         rows = in_float64(rows)
         couplings += int(count_strong(rows, 0.0, norms).sum())  # without zeros, such as those of held unknowns
         strong += int(count_strong(rows, STRONG, norms).sum())
-        offsets, listed = map(A.device.to_host, strong_among(rows, theta, norms))
-        counts.append(np.diff(offsets))
-        columns.append(listed)
+        graph.add(*strong_among(rows, theta, norms))
 
     with communicator.together():
         visit_rows(A, size, visit)
@@ -66,8 +64,7 @@ def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: i
     if weak <= _WEAK * of_all:
         return None
     with communicator.together():
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(counts))])
-        aggregates = graph_aggregates(offsets, np.concatenate(columns), radius, nodes)
+        aggregates = graph_aggregates(*graph.arrays(), radius, nodes)
     count, unknowns = communicator.total(np.array([aggregates.count, A.shape[0]], dtype=np.float64))
     numbers = _NEIGHBOURS * count * modes**2
     exceeds = (

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import types
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
@@ -112,19 +114,34 @@ class SharedRange:
         """Run the kernel for all items below ``count``."""
         count = int(count)  # of a narrow type of NumPy, products would overflow
         parts = max(1, min(numba.get_num_threads(), count // self._least))
-        ends = [count * part // parts for part in range(parts + 1)]
-        shared: list[Future[None]] = []
-        with contextlib.suppress(RuntimeError):  # Python is ending: this thread does the rest
-            for part in range(1, parts):
-                shared.append(_threads().submit(self.compiled, *ends[part : part + 2], *arguments))
-        try:
-            self.compiled(0, ends[1], *arguments)
-            if len(shared) + 1 < parts:
-                self.compiled(ends[len(shared) + 1], count, *arguments)
-        finally:
-            wait(shared)  # they write to the caller's arrays
-        for done in shared:
-            done.result()
+        if parts == 1:
+            self.compiled(0, count, *arguments)
+            return
+        # Whoever is free takes the next part: a thread that could not be started, or starts late, is not waited for.
+        left = deque((count * part // parts, count * (part + 1) // parts) for part in range(parts))
+        done, errors = threading.Semaphore(0), list[BaseException]()
+
+        def work() -> None:
+            while left:
+                try:
+                    begin, end = left.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                try:
+                    self.compiled(begin, end, *arguments)
+                except BaseException as error:
+                    errors.append(error)
+                finally:
+                    done.release()
+
+        with contextlib.suppress(RuntimeError):  # no thread can be started, or Python is ending
+            for _ in range(1, parts):
+                _threads().submit(work)
+        work()
+        for _ in range(parts):
+            done.acquire()
+        if errors:
+            raise errors[0]
 
 
 def shared_range(least: int, *, rounded: bool = False) -> Callable[[Callable[..., Any]], SharedRange]:

@@ -21,7 +21,7 @@ from penstock.spmv.operator import ValidatedOperator, as_vectors
 from penstock.spmv.registry import Registry
 from penstock.spmv.sizes import format_nbytes
 
-_SLAB_NBYTES, _REFILLED_NBYTES = 32 << 20, 256 << 20
+_SLAB_NBYTES, _LARGE_SLAB_NBYTES = 32 << 20, 256 << 20
 # Fills are estimates, which a bound of a size must not rely on wholly.
 _BOUND = 0.97
 #: Coefficient of variation of row lengths above which some lanes of a warp wait for others.
@@ -223,7 +223,7 @@ class SparseMatrix(ValidatedOperator):
 
     def _refillable(self) -> Iterator[tuple[int, Self]]:
         """Yield slabs whose arrays are views of those of this matrix; a format whose slabs are copies has but one."""
-        views = self.slabs(_REFILLED_NBYTES)
+        views = self.slabs(_LARGE_SLAB_NBYTES)
         first, slab = next(views, (0, self))
         if any(self._is_copy(name, array) for name, array in slab.arrays().items() if array.dtype.kind == "f"):
             yield 0, self
@@ -399,8 +399,10 @@ class SparseMatrix(ValidatedOperator):
         """
         self._apply(x, out[first_row : first_row + self.shape[0]], alpha, beta)
 
-    def slabs(self, nbytes: int = _SLAB_NBYTES) -> Iterator[tuple[int, Self]]:
-        """Yield slabs with about ``nbytes`` of values each, as pairs of first row and slab."""
+    def slabs(self, nbytes: int | None = None) -> Iterator[tuple[int, Self]]:
+        """Yield slabs with about ``nbytes`` of values each, by default 32 MiB, or 256 MiB on a GPU: first row and slab."""
+        # Between slabs a GPU is waited for, which takes as long as reading 1 GiB.
+        nbytes = nbytes or (_SLAB_NBYTES if self.device.kind == "cpu" else _LARGE_SLAB_NBYTES)
         count = max(1, -(-self.values.nbytes // nbytes))
         if count == 1:  # with its own type of offsets, for which kernels are compiled anyway
             yield 0, self
@@ -439,9 +441,7 @@ class SparseMatrix(ValidatedOperator):
 
     def add_absolute(self, first_row: int, x: Array, out: Array) -> None:
         """Add this slab's share of ``|A| @ x`` to ``out``, the result of the whole matrix, zeroed before."""
-        # Between slabs a GPU is waited for, which takes as long as reading 1 GiB.
-        nbytes = _SLAB_NBYTES if self.device.kind == "cpu" else _REFILLED_NBYTES
-        for start, slab in self.slabs(nbytes):
+        for start, slab in self.slabs():
             slab.absolute().apply_slab(first_row + start, x, out, 1.0, 0.0)
 
     def diagonal_blocks(self, size: int) -> Array:

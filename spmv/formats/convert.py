@@ -59,13 +59,15 @@ def length_permutation(lengths: Array, scope: int) -> Array:
 
 def chunk_offsets(lengths: Array, height: int) -> Array:
     """Return where each chunk of ``height`` rows begins, in entries, padded to its longest row: int64, (chunks + 1,)."""
-    xp = _module(lengths)
-    chunks = -(-lengths.size // height)
-    padded = xp.zeros(chunks * height, dtype=np.int64)
-    padded[: lengths.size] = lengths
-    offsets = xp.zeros(chunks + 1, dtype=np.int64)
-    if chunks:
-        xp.cumsum(padded.reshape(chunks, height).max(axis=1) * height, out=offsets[1:])
+    xp, whole = _module(lengths), lengths.size // height
+    offsets = xp.zeros(-(-lengths.size // height) + 1, dtype=np.int64)
+    longest = offsets[1:]
+    if whole:
+        longest[:whole] = lengths[: whole * height].reshape(whole, height).max(axis=1)
+    if whole < longest.size:
+        longest[whole] = lengths[whole * height :].max()
+    longest *= height
+    xp.cumsum(longest, out=longest)
     return offsets
 
 

@@ -9,26 +9,29 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import scipy.sparse
 
-from penstock.host.threads import mapped
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.table import register_kernel
-from penstock.spmv.device import CPU, Array, Device
+from penstock.spmv.device import CPU, Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import UNEVEN_VARIATION, SparseMatrix
 from penstock.spmv.formats.csr_kernels import _diagonal_blocks, _spmm, _spmv
 from penstock.spmv.formats.csr_strategy import CsrStrategy, Lanes, choose_lanes, choose_strategy
-from penstock.spmv.formats.limits import INT32_MAX, check_columns, narrow_offsets
-from penstock.spmv.formats.narrowing import narrowed, within
+from penstock.spmv.formats.limits import (
+    INT32_MAX,
+    as_type,
+    check_columns,
+    longest_row,
+    narrow_offsets,
+    narrowed,
+    within,
+)
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.survey import Survey, survey
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.formats.validation import check_values, checked_values_dtype, in_sorted_rows, real_values
 
 CSR_KERNELS = CudaSource("penstock.spmv.kernels", "csr.cu")
-
-# Rows of which a core compares the lengths at a time, within its cache.
-_ROWS_OF_PIECE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,7 +162,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
         matrix = cls(
             shape=(int(A.shape[0]), int(A.shape[1])),
             dtype=values.dtype,
-            row_offsets=A.indptr.astype(np.int64, copy=False),
+            row_offsets=as_type(A.indptr, np.int64),
             column_indices=narrowed(columns),
             values=values[:entries],
         )
@@ -174,7 +177,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
     def _choose(A: CsrMatrix, strategy: str, lanes: int | Lanes, thresholds: str) -> tuple[int, int]:
         """Return the lanes and the strategy that a user's options mean for a matrix."""
         rows = A.shape[0]
-        longest = _longest_row(A.row_offsets, A.device)
+        longest = longest_row(A.row_offsets)
         if isinstance(lanes, str):
             lanes = choose_lanes(A.nnz / max(rows, 1), longest, lanes)
         if lanes not in (1, 2, 4, 8, 16, 32):
@@ -222,7 +225,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
         offsets, indices = arrays["row_offsets"], arrays["column_indices"]
         A = scipy.sparse.csr_array((len(offsets) - 1, self.shape[1]), dtype=self.values_dtype)
         # SciPy's conversions fail if offsets and indices are of unlike types.
-        A.indptr = offsets.astype(indices.dtype) if len(indices) <= INT32_MAX else offsets
+        A.indptr = as_type(offsets, indices.dtype) if len(indices) <= INT32_MAX else offsets
         A.indices, A.data = indices, arrays["values"]
         A.has_sorted_indices = A.has_canonical_format = True  # which SciPy would find out by looking
         return A
@@ -290,18 +293,6 @@ def lengths_fit(A: Any) -> bool:
 
 # Up to this many entries, one thread is faster than waking others.
 _SERIAL_ENTRIES = 20_000
-
-
-def _longest_row(offsets: Array, device: Device) -> int:
-    """Return the entries of the longest row, by all cores on a CPU: there may be a billion rows."""
-    rows = len(offsets) - 1
-    step = _ROWS_OF_PIECE if device.kind == "cpu" else max(rows, 1)
-
-    def of_piece(start: int) -> int:
-        piece = offsets[start : start + step + 1]
-        return int((piece[1:] - piece[:-1]).max())
-
-    return max(mapped(of_piece, range(0, rows, step)), default=0)
 
 
 @register_kernel("csr", "spmv", "cpu")

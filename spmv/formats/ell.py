@@ -19,6 +19,7 @@ from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import spmv_rows, spmv_strips_of_16
 from penstock.spmv.formats.convert import chunks_of_slots, count_stored
 from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.limits import longest_row
 from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
@@ -112,8 +113,7 @@ class EllMatrix(SparseMatrix, name="ell"):
         A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
         if lanes not in (0, 1, 2, 4, 8, 16, 32):
             raise InputError(f"lanes must be 0 or a power of two up to 32, not {lanes}")
-        rows, xp = A.shape[0], A.device.xp
-        width = int(xp.diff(A.row_offsets).max()) if rows else 0
+        rows, xp, width = A.shape[0], A.device.xp, longest_row(A.row_offsets)
         nbytes = rows * width * (A.values_dtype.itemsize + 4)
         if nbytes > max(growth * A.nbytes, _SMALL_NBYTES):
             raise InputError(

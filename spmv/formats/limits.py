@@ -1,18 +1,25 @@
-"""Limits that all formats share: 32-bit indices, small dense blocks."""
+"""Limits that all formats share, 32-bit indices and small dense blocks, and what keeps to them, by all cores: NumPy uses one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.spmv.device import Array
+from penstock.host.threads import in_pieces
+from penstock.spmv.device import Array, device_of
 from penstock.spmv.errors import InputError
 
 INT32_MAX = 2**31 - 1
 #: Rows of the largest dense blocks that formats store and preconditioners invert.
 LARGEST_DENSE_BLOCK = 8
+
+Found = TypeVar("Found")
+
+# Entries that a thread looks at or converts at a time; fewer are not worth threads.
+_PIECE = 1 << 21
 
 
 def check_columns(columns: int, what: str) -> None:
@@ -45,3 +52,76 @@ def narrow_offsets(offsets: Array, start: int, stop: int) -> Array:
             f"rows {start} to {stop} hold {int(part[-1])} entries, more than a slab's {INT32_MAX}: cut finer"
         )
     return part.astype(np.int32)
+
+
+def within(indices: Array, stop: int) -> bool:
+    """Return whether all indices are 0 or more and below ``stop``."""
+
+    def is_within(place: slice) -> bool:
+        return int(indices[place].min()) >= 0 and int(indices[place].max()) < stop
+
+    return all(_in_pieces(is_within, indices))
+
+
+def narrowed(indices: Array) -> Array:
+    """Return indices as int32, themselves if they are; those that do not fit become -1 or the largest number of int32."""
+    if indices.dtype == np.int32:
+        return indices
+    if indices.dtype.itemsize < 4:
+        return indices.astype(np.int32)
+    xp, least = device_of(indices).xp, -1 if indices.dtype.kind == "i" else 0
+    out = xp.empty(indices.size, dtype=np.int32)
+
+    def convert(place: slice) -> None:
+        out[place] = xp.clip(indices[place], least, INT32_MAX)
+
+    _in_pieces(convert, indices)
+    return out
+
+
+def as_type(numbers: Array, dtype: Any) -> Array:
+    """Return numbers in a type that holds them, themselves if they are of that type."""
+    if numbers.dtype == dtype:
+        return numbers
+    out = device_of(numbers).xp.empty(numbers.shape, dtype=dtype)
+
+    def convert(place: slice) -> None:
+        out[place] = numbers[place]
+
+    _in_pieces(convert, numbers)
+    return out
+
+
+def longest_row(offsets: Array) -> int:
+    """Return the entries of the longest row between these offsets, 0 without rows."""
+
+    def longest(place: slice) -> int:
+        part = offsets[place.start : place.stop + 1]
+        return int((part[1:] - part[:-1]).max())
+
+    return max(_in_pieces(longest, offsets[1:]), default=0)
+
+
+def ascend(offsets: Array) -> bool:
+    """Return whether no offset is smaller than the one before it."""
+
+    def do(place: slice) -> bool:
+        part = offsets[place.start : place.stop + 1]
+        return bool((part[1:] >= part[:-1]).all())
+
+    return all(_in_pieces(do, offsets[1:]))
+
+
+def spread(count: int, most: int) -> Array:
+    """Return ``most`` numbers below ``count``, or all, spread evenly: int64, on the host.
+
+    The steps between them differ by one, unless ``most`` divides ``count``, so that few patterns of the numbers resonate.
+    """
+    some = min(count, most)
+    return np.arange(some) * count // max(some, 1)
+
+
+def _in_pieces(function: Callable[[slice], Found], numbers: Array) -> list[Found]:
+    """Return what a function returns for the places of all pieces of an array; on a GPU that is a single piece."""
+    one = device_of(numbers).kind == "cuda"
+    return in_pieces(function, numbers.size, max(numbers.size, 1) if one else _PIECE)

@@ -15,7 +15,7 @@ from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, check_block_size
+from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, ascend, check_block_size
 from penstock.spmv.formats.survey import CONVERSION_KERNELS, Defect, Survey, survey
 from penstock.spmv.formats.symmetry import Symmetry, measure_symmetry
 from penstock.spmv.formats.through_device import WORTH_NBYTES, Rows, survey_through
@@ -128,7 +128,7 @@ class MatrixStatistics:
     def _survey_through(self, device: Device, arrays: tuple[Array, Array, Array]) -> Survey:
         """Let a GPU survey the rows, and count the blocks of the upper half, if there are such of one size."""
         offsets, entries = self.row_offsets, min(self.column_indices.size, self.values.size)
-        if not (offsets[0] == 0 and (offsets[1:] >= offsets[:-1]).all() and offsets[-1] <= entries):
+        if not (offsets[0] == 0 and ascend(offsets) and offsets[-1] <= entries):
             return Survey(Defect.OFFSETS)
         size, counts = max(self.fills, key=lambda size: (self.fills[size], size), default=1), []
         with contextlib.ExitStack() as resources:

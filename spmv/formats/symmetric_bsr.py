@@ -237,18 +237,13 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         check_upper_half(self.chunk_offsets, self.column_indices, first_row // self.block_size, HEIGHT)
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
-        """Fill this slab's part of ``blocks``, and its mirror image."""
-        wanted, stored, kind = blocks.shape[1], self.block_size, self.device.kind
-        if stored % wanted == 0 and has_kernel(self.name, "stored_diagonal", kind):
-            part = blocks[first_row // wanted : (first_row + self.shape[0]) // wanted]
-            shape = (self.shape[0] // stored, stored, stored)
-            own = part if wanted == stored else self.device.xp.zeros(shape, dtype=blocks.dtype)
-            find_kernel(self.name, "stored_diagonal", kind)(self, first_row, own)
-            if own is not part:
-                across = stored // wanted
-                smaller = own.reshape(-1, across, wanted, across, wanted)
-                for place in range(across):
-                    part[place::across] = smaller[:, place, :, place]
+        """Fill this slab's part of ``blocks``: copies of stored ones or parts of them, or larger ones, also of mirror images."""
+        wanted = blocks.shape[1]
+        if self.block_size % wanted == 0 and has_kernel(self.name, "stored_diagonal", self.device.kind):
+            slabs = ((0, self),) if wanted == self.block_size else self.slabs()
+            for start, slab in slabs:
+                first = first_row + start
+                slab._copy_diagonal(first, blocks[first // wanted : (first + slab.shape[0]) // wanted])
             return
         within = -(-(blocks.shape[1] - 1) // self.block_size)  # distance of wanted blocks from the diagonal
         for start, slab in self.slabs():
@@ -256,6 +251,22 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
             rows = rows + (first_row + start)
             copy_diagonal_blocks(rows, columns, values, blocks)
             copy_diagonal_blocks(columns, rows, values, blocks)
+
+    def _copy_diagonal(self, first_row: int, blocks: Array) -> None:
+        """Fill the blocks of this slab, whose size divides that of the stored ones."""
+        copy, wanted, size = (
+            find_kernel(self.name, "stored_diagonal", self.device.kind),
+            blocks.shape[1],
+            self.block_size,
+        )
+        if wanted == size:
+            copy(self, first_row, blocks)
+            return
+        across, stored = size // wanted, self.device.xp.zeros((self.shape[0] // size, size, size), dtype=blocks.dtype)
+        copy(self, first_row, stored)
+        smaller = stored.reshape(-1, across, wanted, across, wanted)
+        for place in range(across):
+            blocks[place::across] = smaller[:, place, :, place]
 
     def _first_slots(self) -> Array:
         """Return where the first block of every block row lies, which is the one on the diagonal if the row has one."""

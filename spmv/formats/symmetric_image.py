@@ -163,7 +163,7 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
             if has_kernel(self.name, "add_rounding", kind):
                 find_kernel(self.name, "add_rounding", kind)(self, z, out)
             else:
-                for start, slab in self.slabs(256 << 20):
+                for start, slab in self.slabs():
                     slab._rounding().apply_slab(start, z, out, 1.0, 0.0)
         out *= _SLACK[self.values.dtype]
         return out

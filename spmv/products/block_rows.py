@@ -30,7 +30,7 @@ class TransposedPattern(NamedTuple):
 
 @dataclass
 class BlockRows:
-    """Consecutive rows of a sparse matrix of blocks ``(count, height, width)``: int64 offsets, ascending int32 columns."""
+    """Consecutive rows of a sparse matrix of blocks ``(count, height, width)``: int64 offsets from 0, ascending int32 columns."""
 
     start: int
     offsets: Array

@@ -137,7 +137,7 @@ def _regrouped(blocks: _Blocks, size: int, width: int) -> _Blocks:
     xp = device_of(values).xp
     present = xp.flatnonzero(values)
     rows, columns, values = rows[present], columns[present], values[present]
-    if size == 1:
+    if size == 1:  # blocks come in any order
         return rows, columns, values.reshape(-1, 1, 1)
     across = -(-width // size)
     keys, places = xp.unique(rows // size * np.int64(across) + columns // size, return_inverse=True)

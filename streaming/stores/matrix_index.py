@@ -6,10 +6,9 @@ import functools
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
 
 from penstock.spmv import (
     Array,
@@ -37,7 +36,7 @@ def round_up(nbytes: int, multiple: int) -> int:
 class ArrayField:
     """One array inside a slab: ``nbytes`` bytes, starting at ``offset``."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     dtype: str
@@ -81,7 +80,7 @@ class Subdivision:
     (48, 96, 2700, 28672, ['row_offsets', 'column_indices', 'values'])
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     row_start: int
     row_stop: int
@@ -270,6 +269,8 @@ class MatrixIndex:
         StoreError
             If an entry is missing, has the wrong type, or contradicts the others.
         """
+        from pydantic import TypeAdapter  # takes as long to load as a tenth of this package
+
         try:
             index = TypeAdapter(cls).validate_python(data)
             index._check()

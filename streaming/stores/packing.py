@@ -139,6 +139,7 @@ def rough_index(
     """
     parameters = {name: int(value) for name, value in suggestion.parameters.items()}
     size = parameters.get("block_size", 1)
+    # Of the type of the entries, all of which would be converted for a search otherwise.
     targets = np.ceil(np.arange(1, count) * (int(entries[-1]) / count)).astype(entries.dtype)
     bounds = sorted({0, *(np.searchsorted(entries, targets) // size * size).tolist(), shape[0]})
     total = max(int(entries[-1]), 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.host.threads import mapped
+from penstock.host.threads import in_pieces, mapped
 from penstock.spmv import Array, BudgetError, InputError, SparseMatrix, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.formats.symmetric_image import (
@@ -59,8 +59,7 @@ def split(values: Numbers, high: Numbers, low: Numbers) -> None:
         If a number, other than 0, is beyond the range of float32.
     """
 
-    def split_from(start: int) -> None:
-        part = slice(start, start + _AT_ONCE)
+    def split(part: slice) -> None:
         with np.errstate(all="ignore"):
             high[part] = values[part]
         rest = values[part].view(np.int64) - high[part].astype(np.float64).view(np.int64)
@@ -72,7 +71,7 @@ def split(values: Numbers, high: Numbers, low: Numbers) -> None:
                 "without them (planes=False, --no-planes)"
             )
 
-    mapped(split_from, range(0, values.size, _AT_ONCE))
+    in_pieces(split, values.size, _AT_ONCE)
 
 
 def in_planes(subdivision: Subdivision, piece: Numbers, dtype: Any) -> Numbers:
@@ -360,12 +359,11 @@ class LostSums:
         """Add the losses of the rows of a slab, and of those that it stores for others."""
         values = np.empty_like(slab.values)
 
-        def lose_from(start: int) -> None:
-            part = slice(start, start + _AT_ONCE)
+        def lose(part: slice) -> None:
             with np.errstate(all="ignore"):
                 values[part] = slab.values[part] - slab.values[part].astype(np.float32)
 
-        mapped(lose_from, range(0, values.size, _AT_ONCE))
+        in_pieces(lose, values.size, _AT_ONCE)
         lost = replace(slab, values=values)  # type: ignore[type-var]
         add_block_sums(lost, first_row, self._ones, self._sums)
         lost.add_diagonal_blocks(first_row, self._lost)

@@ -190,3 +190,46 @@ def test_solves_at_once_have_the_bits_of_a_solve_alone():
             print(sum(x != y for _ in range(4) for x, y in zip(threads.map(solve, B), alone)))
     """
     assert in_new_process(textwrap.dedent(code), NUMBA_NUM_THREADS="1") == ["0"]
+
+
+@pytest.fixture(params=[0, 1, 3])
+def startable(request, monkeypatch):
+    """So many threads can be started; after them the system refuses."""
+    started, start = [], threading.Thread.start
+
+    def refuse(thread):
+        if len(started) >= request.param:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return request.param
+
+
+def test_a_function_is_called_once_for_each_item_whatever_threads_can_be_started(startable):
+    calls = []
+
+    made = threads.mapped(lambda item: calls.append(item) or 2 * item, range(50), 8)
+
+    assert made == list(range(0, 100, 2))
+    assert sorted(calls) == list(range(50))
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_error_of_the_first_item_is_raised(count):
+    def fail(item):
+        if item in (3, 40):
+            raise RuntimeError(f"item {item}")
+
+    with pytest.raises(RuntimeError, match="item 3"):
+        threads.mapped(fail, range(50), count)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 50, 60])
+def test_pieces_follow_each_other(piece):
+    places = threads.in_pieces(lambda place: list(range(50))[place], 50, piece)
+
+    assert [number for part in places for number in part] == list(range(50))
+    assert max(map(len, places)) == min(piece, 50)
+    assert threads.in_pieces(lambda place: place, 0, piece) == []

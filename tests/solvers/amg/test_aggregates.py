@@ -1,5 +1,6 @@
 """Aggregates of a graph cover all nodes, are connected and about as large as wanted."""
 
+import numba
 import numpy as np
 import pytest
 import scipy.sparse
@@ -8,7 +9,8 @@ from scipy.sparse.csgraph import connected_components
 
 from penstock.fem import Cantilever
 from penstock.solvers import SmoothedAggregationSpec, smoothed_aggregation
-from penstock.solvers.amg import aggregates
+from penstock.solvers.amg import aggregates as aggregates_module
+from penstock.solvers.amg import matrix_rows
 from penstock.solvers.amg.aggregates import graph_aggregates, numbered_aggregates
 from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.spmv import InputError
@@ -25,12 +27,13 @@ def sizes_of(aggregates):
     return np.bincount(aggregates.of_node, minlength=aggregates.count)
 
 
-@pytest.mark.parametrize("least_of_part", [aggregates._LEAST_OF_PART, 500])
+@pytest.mark.parametrize("least_of_part", [aggregates_module._LEAST_OF_PART, 500])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_graph_aggregates_are_connected(shuffled, least_of_part, monkeypatch):
-    """Those of parts that threads share too; a shuffled graph is not divided, as all of its nodes have neighbours elsewhere."""
-    monkeypatch.setattr(aggregates, "_LEAST_OF_PART", least_of_part)
-    monkeypatch.setattr(aggregates, "_PART_OF_REACH", 4)
+    """Those of parts too; a shuffled graph is not divided, as all of its nodes have neighbours elsewhere."""
+    monkeypatch.setattr(aggregates_module, "_LEAST_OF_PART", least_of_part)
+    monkeypatch.setattr(aggregates_module, "_PART_OF_REACH", 4)
+    monkeypatch.setattr(aggregates_module, "_PIECE", 7)
     offsets, neighbours = node_graph((20, 15, 10))
     nodes = len(offsets) - 1
     graph = scipy.sparse.csr_array((np.ones(len(neighbours)), neighbours, offsets))
@@ -41,13 +44,44 @@ def test_graph_aggregates_are_connected(shuffled, least_of_part, monkeypatch):
 
     found = graph_aggregates(graph.indptr, graph.indices, 2, 125)
 
-    assert aggregates._parts_of(graph.indptr, graph.indices) == (4 if least_of_part == 500 and not shuffled else 1)
+    assert aggregates_module._count_parts(graph.indptr, graph.indices) == (
+        4 if least_of_part == 500 and not shuffled else 1
+    )
     assert found.of_node.min() == 0
     assert (sizes_of(found) > 0).all()
     assert np.median(sizes_of(found)) > 40
     for number in range(found.count):
         part = np.flatnonzero(found.of_node == number)
         assert connected_components(graph[part][:, part])[0] == 1
+
+
+def test_aggregates_do_not_depend_on_the_threads(monkeypatch):
+    monkeypatch.setattr(aggregates_module, "_LEAST_OF_PART", 300)
+    monkeypatch.setattr(aggregates_module, "_PART_OF_REACH", 2)
+    graph, before, found = node_graph((20, 15, 10)), numba.get_num_threads(), []
+    for threads in (1, 2):
+        numba.set_num_threads(threads)
+        found.append(graph_aggregates(*graph, 2, 125).of_node)
+    numba.set_num_threads(before)
+
+    assert aggregates_module._count_parts(*graph) > 2
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("visited", [1, 1 << 30])
+@pytest.mark.parametrize("name", ["symmetric_bsr", "csr"])
+def test_the_graph_of_a_matrix_is_its_pattern(name, visited, monkeypatch):
+    monkeypatch.setitem(matrix_rows._SLAB_NBYTES, "cpu", visited)
+    A = Cantilever(nodes=(9, 8, 7), dof=3).matrix(name)
+
+    offsets, neighbours = matrix_rows.graph_of(A, 3)
+
+    entries = A.to_csr()
+    if name == "csr":  # whose entries are gathered in blocks, without those that are zero
+        entries.eliminate_zeros()
+    pattern = entries.tobsr((3, 3)).sorted_indices()
+    assert np.array_equal(offsets, pattern.indptr)
+    assert np.array_equal(neighbours, pattern.indices)
 
 
 def test_nodes_without_neighbours_are_gathered():

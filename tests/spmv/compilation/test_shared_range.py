@@ -1,14 +1,17 @@
 """Kernels of a range that Python's threads share."""
 
+import functools
 import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
 import pytest
 
+from penstock.spmv.compilation import jit
 from penstock.spmv.compilation.jit import shared_range
 
 
@@ -38,6 +41,27 @@ def test_every_item_is_done_once(count, threads):
     assert (out == np.arange(count)).all()
     parts = np.count_nonzero(calls)
     assert parts == max(1, min(threads, count // 10))
+
+
+@pytest.mark.parametrize("startable", [0, 1])
+def test_every_item_is_done_once_where_threads_cannot_be_started(startable, monkeypatch):
+    monkeypatch.setattr(jit, "_threads", functools.cache(lambda: ThreadPoolExecutor(4)))
+    started, start = [], threading.Thread.start
+
+    def refuse(thread):
+        if len(started) >= startable:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(numba, "get_num_threads", lambda: 5)
+    out, calls = np.full(1000, -1), np.zeros(1000, dtype=np.int64)
+
+    number(1000, out, calls)
+
+    assert (out == np.arange(1000)).all()
+    assert np.count_nonzero(calls) == 5
 
 
 def test_nothing_is_done_for_no_items():

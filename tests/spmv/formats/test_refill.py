@@ -23,7 +23,7 @@ def _matrices():
 @pytest.mark.parametrize("matrix", ["beam", "uneven", "diagonal"])
 @pytest.mark.parametrize("name", format_names())
 def test_a_refilled_matrix_is_the_converted_one(name, matrix, values_dtype, slab_nbytes, monkeypatch):
-    monkeypatch.setattr(base, "_REFILLED_NBYTES", slab_nbytes)
+    monkeypatch.setattr(base, "_LARGE_SLAB_NBYTES", slab_nbytes)
     A = _matrices()[matrix]
     scales = np.random.default_rng(4).random(A.shape[0]) + 0.5
     rows = np.repeat(np.arange(A.shape[0]), np.diff(A.indptr))

@@ -12,6 +12,8 @@ from kernel_targets import TARGETS
 
 from penstock.spmv import SymmetricBsrMatrix
 from penstock.spmv.compilation.table import find_kernel
+from penstock.spmv.formats import base
+from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
 
 NODES = 167  # the last chunk is short
 OFFSETS = (1, 3, 30, 31, 33, 64)
@@ -57,17 +59,25 @@ def test_products_of_slabs_agree_with_those_of_the_definition(banded, threads, c
     assert (np.abs(found - expected) <= bound).all()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 6])
-def test_blocks_on_the_diagonal_are_those_of_the_matrix_wherever_slabs_begin(banded, size):
-    n = banded.shape[0] // (size * 3) * size * 3
-    A = banded[:n, :n].tocsr()
-    blocks, dense = np.zeros((n // size, size, size)), A.toarray()
-    bounds = (0, 33 * 3, 130 * 3, n)
-    for first, stop in pairwise(bounds):
-        SymmetricBsrMatrix.slab_from_csr(A[first:stop], first, check=False).add_diagonal_blocks(first, blocks)
+@pytest.mark.parametrize("values", [None, np.float32, np.int16])
+@pytest.mark.parametrize(
+    ("stored", "size"), [(3, 1), (3, 2), (3, 3), (3, 5), (3, 6), (6, 1), (6, 2), (6, 3), (4, 2), (2, 1)]
+)
+def test_blocks_on_the_diagonal_are_those_of_the_matrix_wherever_slabs_begin(banded, stored, size, values, monkeypatch):
+    monkeypatch.setattr(base, "_SLAB_NBYTES", 40_000)
+    n = banded.shape[0] // (size * stored) * size * stored
+    A, blocks = banded[:n, :n].tocsr(), np.zeros((n // size, size, size))
+    if values is None:
+        for first, stop in pairwise((0, 32 * stored, 33 * stored, n)):
+            slab = SymmetricBsrMatrix.slab_from_csr(A[first:stop], first, block_size=stored, check=False)
+            slab.add_diagonal_blocks(first, blocks)
+    else:
+        A = A + 50 * scipy.sparse.eye_array(n)  # an image has all blocks on the diagonal
+        image = SymmetricImageMatrix.of(SymmetricBsrMatrix.from_csr(A, block_size=stored), values)
+        A, blocks = image.to_csr(), image.diagonal_blocks(size)
 
-    expected = np.stack([dense[k : k + size, k : k + size] for k in range(0, n, size)])
-    np.testing.assert_array_equal(blocks, expected)
+    dense = A.toarray()
+    np.testing.assert_array_equal(blocks, np.stack([dense[k : k + size, k : k + size] for k in range(0, n, size)]))
 
 
 @pytest.mark.parametrize("target", TARGETS)
