@@ -21,6 +21,7 @@ from penstock.driver.inputs import column_norms
 from penstock.solvers import SolveResult, StopReason
 from penstock.solvers.problem import FLOOR_FACTOR
 from penstock.spmv import CPU, Array, BsrMatrix, CsrMatrix, SparseMatrix, device_of
+from penstock.spmv.formats.limits import longest_row
 from penstock.spmv.products.accurate_residual import accurate_residual
 from penstock.spmv.unchecked import UncheckedEntries
 
@@ -157,7 +158,7 @@ def _roundings(
         return floors, floors
     longest = A.shape[1]  # of formats that do not show it
     if isinstance(A, (BsrMatrix, CsrMatrix)):
-        longest = A.row_granularity * int(np.diff(A.row_offsets).max(initial=0))
+        longest = A.row_granularity * longest_row(A.row_offsets)
     for column in np.flatnonzero(met):
         product = A.apply_absolute(np.abs(x[:, column]).astype(A.dtype))
         floors[column] = _UNIT * column_norms(product[:, None])[0]

@@ -7,7 +7,7 @@ import numpy as np
 from penstock.spmv import CsrMatrix
 from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.device import Array, count_true
-from penstock.spmv.formats.limits import spread
+from penstock.spmv.formats.statistics import spread
 
 # A constant that A maps to less than this share of its absolute row sum, in this share of rows, is a slow mode. Rows next to
 # fixed unknowns differ: a fifth of them in a cube of 28 nodes a side that is held all around.
@@ -16,8 +16,8 @@ _SMALL, _MOST_ROWS = 1e-3, 0.6
 _BAND, _BANDED_ROWS = 1 / 8, 0.9
 # In memory a coarse level is worth its set-up for matrices of at least this many rows.
 _LEAST_RESIDENT_ROWS, _LEAST_STREAMED_ROWS = 500_000, 20_000
-# Shares of the rows on a host are estimated from this many; a prime, so that it rarely divides their number.
-_SAMPLE = 1_048_573
+# Shares of the rows on a host are estimated from this many.
+_SAMPLE = 1 << 20
 
 
 def is_worth_measuring(rows: int, *, streamed: bool) -> bool:

@@ -17,6 +17,7 @@ import scipy.sparse
 from penstock.files.arrays import check_fits_memory
 from penstock.files.slabs import Arrays, Slabs, slab_bounds
 from penstock.spmv import InputError
+from penstock.spmv.formats.limits import ascend
 
 #: The arrays of CSR, and the kinds of NumPy types that each may have.
 _ARRAYS = {"data": "fiubc", "indices": "iu", "indptr": "iu"}
@@ -48,7 +49,7 @@ def _offsets(path: Path, group: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the row offsets, which lead through all entries."""
     check_fits_memory(4 * 8 * group["indptr"].shape[0], f"the row offsets of {path}")
     offsets: np.ndarray[Any, np.dtype[np.int64]] = group["indptr"][:].astype(np.int64)
-    if (offsets[1:] < offsets[:-1]).any() or offsets[0] != 0 or offsets[-1] != group["data"].shape[0]:
+    if not ascend(offsets) or offsets[0] != 0 or offsets[-1] != group["data"].shape[0]:
         raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
     return offsets
 

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,35 +140,46 @@ def _pools(libraries: tuple[str, ...]) -> Any:
     return pools or None
 
 
-def mapped(function: Callable[[Item], Made], items: Iterable[Item], threads: int | None = None) -> list[Made]:
+def mapped(
+    function: Callable[[Item], Made],
+    items: Iterable[Item],
+    threads: int | None = None,
+    pool: Callable[[], Executor] | None = None,
+) -> list[Made]:
     """Return what a function makes of items, with as many threads as cores; in this thread, if no other can be started.
 
-    The function is called once for each item. Of errors, that of the first item is raised.
+    The function is called once for each item. If it fails, items after that one may be left out; the first error is raised.
+    ``pool`` returns threads that are kept, else threads are started for this call.
     """
     items = list(items)
-    left, made, errors = deque(range(len(items))), dict[int, Made](), dict[int, BaseException]()
+    count = min(threads or usable_cores(), len(items))
+    if count < 2:
+        return [function(item) for item in items]
+    left, finished = deque(enumerate(items)), threading.Semaphore(0)
+    made, errors = dict[int, Made](), dict[int, BaseException]()
 
     def work() -> None:
         while left:
             try:
-                number = left.popleft()
+                number, item = left.popleft()
             except IndexError:  # another thread took the last one
                 return
             try:
-                made[number] = function(items[number])
+                if number < min(list(errors), default=len(items)):
+                    made[number] = function(item)
             except BaseException as error:  # raised below, in the caller's thread
                 errors[number] = error
-                left.clear()
+            finally:
+                finished.release()
 
-    count = min(threads or usable_cores(), len(items))
-    if count > 1:
-        with ThreadPoolExecutor(count - 1) as pool:
-            with contextlib.suppress(RuntimeError):  # no thread can be started, or Python is ending
-                for _ in range(count - 1):
-                    pool.submit(work)
-            work()
-    else:
-        work()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(RuntimeError):  # no thread can be started, or Python is ending
+            workers = stack.enter_context(ThreadPoolExecutor(count - 1)) if pool is None else pool()
+            for _ in range(count - 1):
+                workers.submit(work)
+        work()  # whoever is free takes the next item, so threads that start late are not waited for
+        for _ in items:
+            finished.acquire()
     if errors:
         raise errors[min(errors)]
     return [made[number] for number in range(len(items))]

@@ -13,7 +13,7 @@ from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.formats.limits import spread
+from penstock.spmv.formats.statistics import spread
 
 AGGREGATION_KERNELS = CudaSource("penstock.solvers.kernels", "aggregation.cu")
 
@@ -27,7 +27,7 @@ _MOST_ON_GPU = 100_000
 _MOST_PARTS = 16
 _LEAST_OF_PART = 1 << 20  # nodes
 _PART_OF_REACH = 20  # times the distance, in numbers, from a node to its furthest neighbour
-_SAMPLE = 65_537  # nodes by which that distance is estimated
+_SAMPLE = 1 << 16  # nodes by which that distance is estimated
 # Nodes that a core counts at a time.
 _PIECE = 1 << 20
 # Rounds in which roots are found before the host asks whether all are, and how many there are at most in order; meshes of 16,000
@@ -95,15 +95,15 @@ def are_found_on_gpu(nodes: int, radius: int) -> bool:
 def _balls_cpu(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Aggregates:
     nodes, parts = len(offsets) - 1, _count_parts(offsets, neighbours)
     bounds, counts = np.arange(parts + 1) * nodes // parts, np.zeros(parts, dtype=np.int64)
-    in_parts, of_node = (np.empty(nodes, dtype=np.int32) for _ in range(2))
-    _find_balls(parts, bounds, offsets, neighbours, radius, size, in_parts, counts)
-    first_numbers = np.concatenate([[0], np.cumsum(counts)])
+    of_node = np.empty(nodes, dtype=np.int32)
+    _find_balls(parts, bounds, offsets, neighbours, radius, size, of_node, counts)
+    first_numbers = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
     def number(part: int) -> None:
-        own = slice(bounds[part], bounds[part + 1])
-        of_node[own] = np.where(in_parts[own] >= 0, in_parts[own] + np.int32(first_numbers[part]), -1)
+        own = of_node[bounds[part] : bounds[part + 1]]
+        np.add(own, first_numbers[part], out=own, where=own >= 0)
 
-    mapped(number, range(parts))
+    mapped(number, range(1, parts))
     count = int(first_numbers[-1])
     left, before = _count_left(of_node), -1
     while left not in (0, before):

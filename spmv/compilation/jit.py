@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 import os
-import threading
 import types
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numba
 from numba import njit
 
-from penstock.host.threads import usable_cores
+from penstock.host.threads import mapped, usable_cores
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -114,34 +112,8 @@ class SharedRange:
         """Run the kernel for all items below ``count``."""
         count = int(count)  # of a narrow type of NumPy, products would overflow
         parts = max(1, min(numba.get_num_threads(), count // self._least))
-        if parts == 1:
-            self.compiled(0, count, *arguments)
-            return
-        # Whoever is free takes the next part: a thread that could not be started, or starts late, is not waited for.
-        left = deque((count * part // parts, count * (part + 1) // parts) for part in range(parts))
-        done, errors = threading.Semaphore(0), list[BaseException]()
-
-        def work() -> None:
-            while left:
-                try:
-                    begin, end = left.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                try:
-                    self.compiled(begin, end, *arguments)
-                except BaseException as error:
-                    errors.append(error)
-                finally:
-                    done.release()
-
-        with contextlib.suppress(RuntimeError):  # no thread can be started, or Python is ending
-            for _ in range(1, parts):
-                _threads().submit(work)
-        work()
-        for _ in range(parts):
-            done.acquire()
-        if errors:
-            raise errors[0]
+        ends = [count * part // parts for part in range(parts + 1)]
+        mapped(lambda part: self.compiled(*part, *arguments), itertools.pairwise(ends), parts, _threads)
 
 
 def shared_range(least: int, *, rounded: bool = False) -> Callable[[Callable[..., Any]], SharedRange]:

@@ -1,4 +1,7 @@
-"""Limits that all formats share, 32-bit indices and small dense blocks, and what keeps to them, by all cores: NumPy uses one."""
+"""Limits that all formats share, 32-bit indices and small dense blocks; checks and conversions of indices and offsets.
+
+All cores take part in these, where NumPy uses one.
+"""
 
 from __future__ import annotations
 
@@ -95,30 +98,21 @@ def as_type(numbers: Array, dtype: Any) -> Array:
 def longest_row(offsets: Array) -> int:
     """Return the entries of the longest row between these offsets, 0 without rows."""
 
-    def longest(place: slice) -> int:
+    def of_piece(place: slice) -> int:
         part = offsets[place.start : place.stop + 1]
         return int((part[1:] - part[:-1]).max())
 
-    return max(_in_pieces(longest, offsets[1:]), default=0)
+    return max(_in_pieces(of_piece, offsets[1:]), default=0)
 
 
-def ascend(offsets: Array) -> bool:
-    """Return whether no offset is smaller than the one before it."""
+def ascend(numbers: Array) -> bool:
+    """Return whether no number is smaller than the one before it."""
 
-    def do(place: slice) -> bool:
-        part = offsets[place.start : place.stop + 1]
+    def of_piece(place: slice) -> bool:
+        part = numbers[place.start : place.stop + 1]
         return bool((part[1:] >= part[:-1]).all())
 
-    return all(_in_pieces(do, offsets[1:]))
-
-
-def spread(count: int, most: int) -> Array:
-    """Return ``most`` numbers below ``count``, or all, spread evenly: int64, on the host.
-
-    The steps between them differ by one, unless ``most`` divides ``count``, so that few patterns of the numbers resonate.
-    """
-    some = min(count, most)
-    return np.arange(some) * count // max(some, 1)
+    return all(_in_pieces(of_piece, numbers[1:]))
 
 
 def _in_pieces(function: Callable[[slice], Found], numbers: Array) -> list[Found]:

@@ -26,6 +26,8 @@ _WORTHWHILE_FILL = 0.5
 _RUN, _RUNS = math.lcm(*range(2, LARGEST_DENSE_BLOCK + 1)), 32
 # A size is counted only if shorter and fewer runs, of about as many rows, have more than this fill: most sizes are far from it.
 _BRIEF_RUN, _BRIEF_RUNS, _PROMISING_FILL = 256, 8, 0.4
+# Multiples of it, without their whole parts, are spread evenly between 0 and 1.
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 class PieceConverter(Protocol):
@@ -234,6 +236,17 @@ class MatrixStatistics:
                 self.device, self.shape, self.row_offsets, self.column_indices, size, upper=0 if upper else None
             )
         return self._counts[size, upper]
+
+
+def spread(count: int, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return ``most`` of the numbers below ``count``, or all: one at an irregular place in each of equal intervals.
+
+    Rows at equal steps could all be those of the same unknown of a node, or of the same layer of a mesh. On the host.
+    """
+    some = min(count, most)
+    numbers = np.arange(some)
+    places = (numbers + numbers * _GOLDEN % 1.0) * (count / max(some, 1))
+    return np.minimum(places.astype(np.int64), count - 1)
 
 
 def count_blocks(

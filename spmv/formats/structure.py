@@ -10,6 +10,7 @@ import numpy as np
 from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
+from penstock.spmv.formats.limits import ascend
 
 
 def check_structure(
@@ -30,7 +31,7 @@ def check_structure(
             check_indices(name, array, columns, padded=name in padded)
         elif name.endswith("row_indices"):
             check_indices(name, array, rows, padded=False)
-            if (array[1:] < array[:-1]).any():
+            if not ascend(array):
                 raise InputError(f"{name} do not ascend")
         elif name == "permutation" and array.size:
             check_indices(name, array, rows, padded=False)

@@ -240,10 +240,7 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         """Fill this slab's part of ``blocks``: copies of stored ones or parts of them, or larger ones, also of mirror images."""
         wanted = blocks.shape[1]
         if self.block_size % wanted == 0 and has_kernel(self.name, "stored_diagonal", self.device.kind):
-            slabs = ((0, self),) if wanted == self.block_size else self.slabs()
-            for start, slab in slabs:
-                first = first_row + start
-                slab._copy_diagonal(first, blocks[first // wanted : (first + slab.shape[0]) // wanted])
+            self._copy_diagonal(first_row, blocks[first_row // wanted : (first_row + self.shape[0]) // wanted])
             return
         within = -(-(blocks.shape[1] - 1) // self.block_size)  # distance of wanted blocks from the diagonal
         for start, slab in self.slabs():
@@ -253,20 +250,20 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
             copy_diagonal_blocks(columns, rows, values, blocks)
 
     def _copy_diagonal(self, first_row: int, blocks: Array) -> None:
-        """Fill the blocks of this slab, whose size divides that of the stored ones."""
-        copy, wanted, size = (
-            find_kernel(self.name, "stored_diagonal", self.device.kind),
-            blocks.shape[1],
-            self.block_size,
-        )
+        """Fill the blocks of this slab alone, whose size divides that of the stored ones; its row 0 is ``first_row``."""
+        wanted, size = blocks.shape[1], self.block_size
+        copy = find_kernel(self.name, "stored_diagonal", self.device.kind)
         if wanted == size:
             copy(self, first_row, blocks)
             return
-        across, stored = size // wanted, self.device.xp.zeros((self.shape[0] // size, size, size), dtype=blocks.dtype)
-        copy(self, first_row, stored)
-        smaller = stored.reshape(-1, across, wanted, across, wanted)
-        for place in range(across):
-            blocks[place::across] = smaller[:, place, :, place]
+        across = size // wanted
+        for start, slab in self.slabs():
+            stored = self.device.xp.zeros((slab.shape[0] // size, size, size), dtype=blocks.dtype)
+            copy(slab, first_row + start, stored)
+            smaller = stored.reshape(-1, across, wanted, across, wanted)
+            own = blocks[start // wanted : (start + slab.shape[0]) // wanted]
+            for place in range(across):
+                own[place::across] = smaller[:, place, :, place]
 
     def _first_slots(self) -> Array:
         """Return where the first block of every block row lies, which is the one on the diagonal if the row has one."""

@@ -11,7 +11,7 @@ import scipy.sparse
 from penstock.spmv.compilation.jit import strict_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError, advice_on_type
-from penstock.spmv.formats.limits import INT32_MAX, check_columns
+from penstock.spmv.formats.limits import INT32_MAX, ascend, check_columns
 
 _NOT_MONOTONE, _OUT_OF_RANGE, _DUPLICATE, _UNSORTED = 1, 2, 3, 4
 
@@ -143,7 +143,7 @@ def _check_compressed(A: Any, what: str) -> None:
     offsets, most = A.indptr, min(len(A.indices), len(A.data))
     if len(offsets) != lines + 1 or offsets.dtype.kind not in "iu" or offsets[0] != 0:
         raise InputError(f"{what}: its offsets must be {lines + 1} whole numbers starting at 0, not {len(offsets)}")
-    if (offsets[1:] < offsets[:-1]).any() or offsets[-1] > most:
+    if not ascend(offsets) or offsets[-1] > most:
         raise InputError(f"{what}: its offsets descend or run past its {most} entries; its arrays are damaged")
     name = "row" if A.format == "csc" else "column"
     _check_range(A.indices[: int(offsets[-1])], across, f"{what}: a {name} index{' of a block' * (height * width > 1)}")
