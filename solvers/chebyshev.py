@@ -37,6 +37,8 @@ _FURTHEST, _GROWTH_DIGITS = 10.0, 15.0
 #: An estimate that a further round raises by no more than this share is settled: of a coarse matrix, and of a caller's matrix
 #: that is smoothed by multigrid.
 SETTLED, NEARLY_SETTLED = 0.002, 0.01
+# Where the scales of unknowns differ by more than this factor, a random vector is measured as if all had the same.
+_FAR_APART = 1e4
 # After this number of further rounds the bound must do.
 _MOST_FURTHER = 12
 _PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
@@ -351,6 +353,8 @@ def largest_eigenvalue(
     v = noise(A.device, space.communicator.before(n), n).astype(A.dtype, copy=False)
     if vector is not None and space.any(vector):
         v[...] = vector
+    elif isinstance(diagonal, DiagonalBlocks):
+        _even_out(v, diagonal, space)
     product = xp.empty_like(v)
     most = min(max(degree, _LEAST_MEASURED), _MOST_MEASURED) // 2 * 2
     # Without a bound, the first estimate is the quotient of the random vector.
@@ -385,3 +389,16 @@ def largest_eigenvalue(
     if vector is not None:
         vector[...] = v
     return estimated_bound
+
+
+def _even_out(v: Array, diagonal: DiagonalBlocks, space: VectorSpace) -> None:
+    """Multiply v, (n,), by the scales of the unknowns, the roots of the diagonal of D, if they differ much.
+
+    Rows that a penalty holds fixed have entries of 1e16 and more, and the energy ``v^T A v`` of a random vector is theirs alone:
+    the eigenvalues of all other rows would not be seen. Scaled, every row contributes as much.
+    """
+    scales = diagonal.roots()
+    with np.errstate(divide="ignore"):
+        apart = space.maximum(scales) * space.maximum(1 / scales)
+    if apart > _FAR_APART:
+        v *= scales

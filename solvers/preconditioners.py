@@ -90,6 +90,12 @@ class DiagonalBlocks(ValidatedOperator):
         """True: products only start kernels."""
         return True
 
+    def roots(self) -> Array:
+        """Return the square roots of the diagonal of the blocks, (n,); not a number where it is negative."""
+        xp = self.device.xp
+        with np.errstate(invalid="ignore"):
+            return xp.sqrt(xp.diagonal(self.blocks, axis1=1, axis2=2).reshape(-1))
+
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         # alpha D x as -alpha D (0 - x)
         self._space.three_terms(-alpha, self.blocks, None, x, 0.0, x, beta, out)

@@ -291,7 +291,7 @@ INSTANCES = {
             "begin_groups",
             "count_halves",
             "join_halves",
-            "set_unit_rows",
+            "replace_vanishing",
             "count_rows_with_entries",
             "order_rows",
         ),

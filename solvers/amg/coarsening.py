@@ -26,7 +26,6 @@ from penstock.solvers.amg.aggregates import (
 from penstock.solvers.amg.bisection import coordinate_aggregates
 from penstock.solvers.amg.boxes import box_aggregates
 from penstock.solvers.amg.cycle_matrix import float32_copy
-from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps
 from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.amg.group_inverses import GroupInverses
@@ -45,8 +44,9 @@ from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, Spa
 from penstock.spmv.beside import Beside
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.device import count_true
-from penstock.spmv.products.block_rows import BlockRows, as_csr, in_float64, row_numbers, rows_of, set_unit_rows
+from penstock.spmv.products.block_rows import BlockRows, as_csr, in_float64, replace_vanishing, row_numbers, rows_of
 from penstock.spmv.products.multiply import product_of_rows
+from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 #: Offsets and columns of the couplings of nodes, without the diagonal.
@@ -60,6 +60,10 @@ _HUB, _MORE = 16, 64
 _MANY = 8
 # Memory to make aggregates and to measure an eigenvalue at the same time; less than the second is there without asking.
 _NBYTES_OF_A_NODE, _LITTLE_NBYTES = 256, 64 << 20
+# Random vectors that estimate the diagonal of a coarse matrix; and the distance of their numbers, which no matrix reaches.
+_SAMPLES, _FAR = 3, 1 << 40
+#: An unknown of a coarse matrix whose diagonal entry is below this share of what it were without couplings is zero.
+NEGLIGIBLE = 1e-13
 # Vectors that a set-up and the solve after it may take, besides D.
 _VECTORS_OF_SETUP = 12
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled.
@@ -394,9 +398,23 @@ def _coarsened(
         # Otherwise parts of coarse matrices would be cut out of the memory of vectors with which the eigenvalue was measured.
         A.device.make_room(_VECTORS_OF_SETUP * A.shape[0] * A.dtype.itemsize)
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
-    set_unit_rows(matrix, T.missing)  # where T has no column, so that the matrix is positive definite
-    negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
-    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups, known, in_float32, jumps)
+    # Columns of T that vanish, and those on which A does: a part of the body that nothing holds, in one aggregate.
+    replace_vanishing(matrix, _uncoupled_energies(A, diagonal, T), NEGLIGIBLE)
+    return CoarseLevel(A, diagonal, high, T, matrix, transfers, groups, known, in_float32, jumps)
+
+
+def _uncoupled_energies(A: Operator, diagonal: DiagonalBlocks, T: Tentative) -> Array:
+    """Return about the diagonal of ``T^T diag(A) T``, (unknowns,); of columns that vanish, the largest. Collective.
+
+    The squares of ``T^T diag(A)^(1/2) v``, for random v, have these mean values (Bekas, Kokiopoulou and Saad 2007).
+    """
+    xp, n, first = A.device.xp, A.shape[0], communicator_of(A).before(A.shape[0])
+    scales, sums, energies = 1 / diagonal.roots(), xp.empty(T.unknowns), xp.zeros(T.unknowns)
+    for sample in range(_SAMPLES):
+        T.restrict(scales * noise(A.device, first + sample * _FAR, n), sums)
+        energies += sums * sums
+    largest = float(energies.max()) if T.unknowns else 0.0
+    return xp.where(energies > 0.0, energies, largest or 1.0)
 
 
 def _stored_product(

@@ -22,41 +22,36 @@ DENSE_UNKNOWNS = 800
 _SINGULAR = 1e-13
 # So are those below the second share that are smaller by the third than the next one: rounding of the sums that made the matrix.
 _SUSPICIOUS, _GAP = 1e-10, 1e3
-#: A diagonal entry of a coarse matrix below this share of the largest one of the matrix that it is made of is zero.
-NEGLIGIBLE = 1e-13
 # Thread blocks of a GPU that look for the smallest entry.
 _PARTS = 128
 
 
-def inverse_of(A: SparseMatrix, negligible: float) -> CsrMatrix:
-    """Return the dense inverse of a small matrix, all of whose entries are stored, on its device.
-
-    Diagonal entries of the matrix up to ``negligible`` are zero.
-    """
-    inverse, count = dense_inverse(A.to_csr().toarray(), negligible), A.shape[0]
+def inverse_of(A: SparseMatrix) -> CsrMatrix:
+    """Return the dense inverse of a small matrix, all of whose entries are stored, on its device."""
+    inverse, count = dense_inverse(A.to_csr().toarray()), A.shape[0]
     damaged = not np.isfinite(inverse).all()  # the check then says where
     columns, offsets = np.arange(count, dtype=np.int32), count * np.arange(count + 1, dtype=np.int32)
     of_rows = scipy.sparse.csr_array((inverse.ravel(), np.tile(columns, count), offsets), shape=A.shape)
     return CsrMatrix.from_csr(of_rows, check=damaged).to_device(A.device)
 
 
-def dense_inverse(A: np.ndarray[Any, Any], negligible: float = 0.0) -> np.ndarray[Any, Any]:
+def dense_inverse(A: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the inverse of a small symmetric positive semidefinite matrix, or the pseudo-inverse of a singular one.
 
-    An unsupported body has a singular matrix. Diagonal entries up to ``negligible`` are zero. Entries that are not finite are
-    refused: the matrix that it is made of has entries that are too large or too small.
+    An unsupported body has a singular matrix. Entries that are not finite are refused: the matrix that it is made of has entries
+    that are too large or too small.
     """
     if not np.isfinite(A).all():
         raise InputError(
             "a coarse matrix holds numbers out of range: the matrix is badly scaled; scale its rows and columns"
         )
     with blas_limited(most_threads()):  # as in a solve: the bits must not depend on solves in other threads
-        return _dense_inverse(A, negligible)
+        return _dense_inverse(A)
 
 
-def _dense_inverse(A: np.ndarray[Any, Any], negligible: float) -> np.ndarray[Any, Any]:
+def _dense_inverse(A: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     diagonal = np.diag(A)
-    scale = np.where(diagonal > negligible, 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny)), 0.0)
+    scale = np.where(diagonal > 0.0, 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny)), 0.0)
     scaled = scale[:, None] * A * scale
     inverse = None
     factor, failed = lapack.dpotrf(scaled, lower=1)

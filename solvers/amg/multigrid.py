@@ -238,7 +238,7 @@ def multigrid(
         modes = modes_of(matrix.shape[0] // size, size, *known, matrix.device)
         levels: list[Level] = []
         # Coarse levels of what needs no groups only look as if they did.
-        negligible, grouped = 0.0, smoother == "chebyshev"
+        grouped = smoother == "chebyshev"
         while matrix.shape[0] > DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
             level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, grouped=grouped, level=len(levels))
             if level is None:
@@ -252,10 +252,10 @@ def multigrid(
             grouped = level.groups is not None
             P, R = map(cycle_matrix, level.transfers)
             levels.append(Level(stored, smooth, P, R))
-            negligible, modes = max(negligible, level.negligible), level.T.candidates
+            modes = level.T.candidates
             # For one mode as CSR, which shares the arrays.
             matrix = level.A if level.T.modes > 1 else as_csr(rows_of(level.A), level.T.unknowns)
-        return Multigrid(levels, _last(matrix, smoother, products, negligible), cycle)
+        return Multigrid(levels, _last(matrix, smoother, products), cycle)
 
 
 def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
@@ -279,14 +279,14 @@ def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
     return BsrMatrix.from_arrays(A.shape, np.dtype(np.float64), arrays, {})
 
 
-def _last(A: SparseMatrix, smoother: Smoother, degree: int, negligible: float) -> Operator:
+def _last(A: SparseMatrix, smoother: Smoother, degree: int) -> Operator:
     """Return an inverse of the coarsest matrix, or a smoother where that is too large."""
     if A.shape[0] == 0:
         return A
     assert isinstance(A, (BsrMatrix, CsrMatrix))
     diagonal = block_jacobi(A, _size_of(A))  # which refuses a diagonal that is not positive definite
     if A.shape[0] <= DENSE_UNKNOWNS:
-        return inverse_of(A, negligible)
+        return inverse_of(A)
     return _make_smoother(
         cycle_matrix(A, diagonal), diagonal, largest_eigenvalue(A, diagonal, 1, settled=SETTLED), smoother, degree
     )

@@ -311,7 +311,7 @@ def _inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     """Return an approximate inverse of a coarse matrix: a dense one, or the preconditioner of the next level."""
     A, T = level.A, level.T
     if T.unknowns <= DENSE_UNKNOWNS:
-        return inverse_of(A, level.negligible)
+        return inverse_of(A)
     if level.jumps:  # multigrid follows strong couplings on all levels; two digits do
         return InnerIterations(A, multigrid(A, level.near_null_space, cycle="V"), _REDUCED_OF_JUMPS)
     if isinstance(before, InnerIterations):

@@ -80,16 +80,18 @@ __global__ void __launch_bounds__(256) join_halves(
     for (long long i = lane; i < of_upper * area; i += 32) blocks[(first + of_lower) * area + i] = upper[from_upper * area + i];
 }
 
-// Sets the diagonal entry to 1 of every unknown that is `missing`, of which the diagonal block is stored. One thread per unknown.
-__global__ void __launch_bounds__(256) set_unit_rows(
-    const long long unknowns, const int size, const bool* __restrict__ missing, const long long* __restrict__ offsets,
-    const int* __restrict__ columns, double* __restrict__ blocks)
+// Sets diagonal entries no larger than a share of `sizes` to these, where their blocks are stored. One thread per unknown.
+__global__ void __launch_bounds__(256) replace_vanishing(
+    const long long unknowns, const int size, const double share, const double* __restrict__ sizes,
+    const long long* __restrict__ offsets, const int* __restrict__ columns, double* __restrict__ blocks)
 {
     const long long unknown = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (unknown >= unknowns || !missing[unknown]) return;
+    if (unknown >= unknowns) return;
     const long long row = unknown / size, within = unknown % size;
     const long long place = place_of(int(row), columns, offsets[row], offsets[row + 1]);
-    if (place >= 0) blocks[(place * size + within) * size + within] = 1.0;
+    if (place < 0) return;
+    double& own = blocks[(place * size + within) * size + within];
+    if (!(own > share * sizes[unknown])) own = sizes[unknown];
 }
 
 // count += the rows that have entries, one addition a warp.

@@ -200,26 +200,28 @@ def _count_with_entries_cuda(offsets: Array) -> int:
     return int(count[0])
 
 
-def set_unit_rows(A: BsrMatrix, missing: Array) -> None:
-    """Put 1 on the diagonal of the unknowns that are ``missing``, bool (n,), where the diagonal block is stored, in place."""
-    find_kernel("block_rows", "set_unit", A.device.kind)(A, missing)
+def replace_vanishing(A: BsrMatrix, sizes: Array, share: float) -> None:
+    """Put ``sizes``, (n,), on the diagonal where it is no larger than this share of them and its block is stored, in place."""
+    find_kernel("block_rows", "replace_vanishing", A.device.kind)(A, sizes, share)
 
 
-@register_kernel("block_rows", "set_unit", "cpu")
-def _set_unit_cpu(A: BsrMatrix, missing: Array) -> None:
+@register_kernel("block_rows", "replace_vanishing", "cpu")
+def _replace_vanishing_cpu(A: BsrMatrix, sizes: Array, share: float) -> None:
     size, diagonal = A.row_granularity, np.full(A.shape[0] // A.row_granularity, -1, dtype=np.int64)
     rows = row_numbers(A.row_offsets, A.column_indices.size)
     on_diagonal = np.flatnonzero(rows == A.column_indices)
     diagonal[rows[on_diagonal]] = on_diagonal
-    unknowns = np.flatnonzero(missing & (np.repeat(diagonal, size) >= 0))
-    A.values[diagonal[unknowns // size], unknowns % size, unknowns % size] = 1.0
+    unknowns = np.flatnonzero(np.repeat(diagonal, size) >= 0)
+    places = diagonal[unknowns // size], unknowns % size, unknowns % size
+    own, sizes = A.values[places], sizes[unknowns]
+    A.values[places] = np.where(own > share * sizes, own, sizes)
 
 
-@register_kernel("block_rows", "set_unit", "cuda")
-def _set_unit_cuda(A: BsrMatrix, missing: Array) -> None:
+@register_kernel("block_rows", "replace_vanishing", "cuda")
+def _replace_vanishing_cuda(A: BsrMatrix, sizes: Array, share: float) -> None:
     unknowns, arrays = A.shape[0], (A.row_offsets.astype(np.int64, copy=False), A.column_indices, A.values)
-    arguments = (np.int64(unknowns), np.int32(A.row_granularity), missing, *arrays)
-    launch(BLOCK_ROW_KERNELS.function("set_unit_rows"), unknowns, _THREADS, arguments)
+    arguments = (np.int64(unknowns), np.int32(A.row_granularity), np.float64(share), sizes, *arrays)
+    launch(BLOCK_ROW_KERNELS.function("replace_vanishing"), unknowns, _THREADS, arguments)
 
 
 def csr_of(A: SparseMatrix) -> CsrMatrix:

@@ -332,3 +332,19 @@ def test_a_largest_eigenvalue_that_stands_alone_is_found_where_the_bound_is_sett
     )
 
     assert missed < 2.1 <= found <= 2.1 * 1.06
+
+
+@pytest.mark.parametrize("penalty", [1e14, 1e20, 1e30])
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_rows_that_a_penalty_holds_do_not_hide_the_others(rough, penalty, block_size):
+    csr = rough.matrix().to_csr()
+    held = np.zeros(csr.shape[0])
+    held[: 3 * 25] = penalty * csr.diagonal().max()
+    A = as_operator(scipy.sparse.csr_array(csr + scipy.sparse.diags_array(held)))
+    free = as_operator(scipy.sparse.csr_array(csr[3 * 25 :, 3 * 25 :]))
+
+    found, expected = (largest_eigenvalue(matrix, block_jacobi(matrix, block_size), 2) for matrix in (A, free))
+
+    assert found == pytest.approx(expected, rel=0.05)
+    b = np.where(held > 0, 0.0, 1.0)
+    assert cg(A, b, M=chebyshev(A, block_size=block_size), rtol=1e-8).iterations < 60

@@ -34,7 +34,6 @@ def test_of_a_slender_beam_nothing_is_cut():
 
 
 def test_of_what_is_only_rounding_it_is_zero():
-    assert not dense_inverse(np.array([[3e-17]]), negligible=1e-13).any()
     assert not dense_inverse(np.zeros((2, 2))).any()
 
 
@@ -48,7 +47,7 @@ def test_rows_of_zeros_are_kept():
     A = matrix(np.linspace(1.0, 2.0, 30))
     A[7], A[:, 7] = 0.0, 0.0
 
-    inverse = inverse_of(CsrMatrix.from_csr(scipy.sparse.csr_array(A)), negligible=1e-13).to_csr().toarray()
+    inverse = inverse_of(CsrMatrix.from_csr(scipy.sparse.csr_array(A))).to_csr().toarray()
 
     assert not inverse[7].any()
     assert np.allclose(inverse @ A, np.diag(np.arange(30) != 7), atol=1e-10)

@@ -128,17 +128,18 @@ def test_groups_begin_where_their_first_key_is(target, kernels_of):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_missing_unknowns_get_rows_of_the_identity_where_there_is_a_diagonal_block(target, kernels_of):
+def test_diagonal_entries_that_vanish_are_replaced_where_there_is_a_diagonal_block(target, kernels_of):
     kernels_of(target)
     offsets, columns = np.array([0, 2, 3, 4]), np.array([0, 2, 1, 0], dtype=np.int32)
-    values, missing = np.zeros((4, 2, 2)), np.array([False, True, True, False, True, True])
+    values, sizes = np.zeros((4, 2, 2)), np.array([4.0, 3.0, 2.0, 2.0, 5.0, 5.0])
+    values[0, 0, 0], values[0, 1, 1], values[2, 0, 0], values[2, 1, 1] = 1.0, 1e-14, -1e-14, 1e-12
     A = BsrMatrix((6, 6), np.dtype(np.float64), target.put(offsets), target.put(columns), target.put(values))
 
     with target.running():
-        find_kernel("block_rows", "set_unit", target.device_kind)(A, target.put(missing))
+        find_kernel("block_rows", "replace_vanishing", target.device_kind)(A, target.put(sizes), 1e-13)
 
-    expected = np.zeros((4, 2, 2))
-    expected[0, 1, 1] = expected[2, 0, 0] = 1.0  # the third row has no diagonal block
+    expected = values.copy()
+    expected[0, 1, 1], expected[2, 0, 0] = 3.0, 2.0  # the third row has no diagonal block
     assert np.array_equal(target.get(A.values), expected)
 
 

@@ -1,0 +1,76 @@
+"""Coarse levels of matrices whose rows have very different scales: penalties, parts that nothing holds, tiny numbers."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from penstock.fem import Cantilever
+from penstock.solvers import cg, multigrid, smoothed_aggregation
+from penstock.spmv import CsrMatrix
+from penstock.streaming import HostStore, StreamedMatrix
+
+
+def laplacian(side, *, held=True):
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(side, side)).tolil()
+    if not held:
+        line[0, 0] = line[-1, -1] = 1.0
+    identity = scipy.sparse.eye_array(side)
+    pairs = ((line, identity, identity), (identity, line, identity), (identity, identity, line))
+    return scipy.sparse.csr_array(sum(scipy.sparse.kron(scipy.sparse.kron(a, b), c) for a, b, c in pairs))
+
+
+def iterations(make, csr, b, **options):
+    A = CsrMatrix.from_csr(csr)
+    result = cg(A, b, M=make(A, **options), rtol=1e-8, maxiter=200)
+    assert result.converged
+    return result.iterations
+
+
+@pytest.mark.parametrize("make", [smoothed_aggregation, multigrid])
+@pytest.mark.parametrize("penalty", [1e10, 1e14, 1e30])
+def test_rows_that_a_penalty_holds_cost_no_iterations(make, penalty):
+    """Entries of the coarse matrix were zero compared to the penalty, and corrections of most of the body left out."""
+    beam = Cantilever(nodes=(33, 9, 9), dof=3)
+    csr = beam.matrix().to_csr()
+    options = {"near_null_space": beam.rigid_body_modes(), "block_size": 3}
+    held = np.zeros(csr.shape[0])
+    held[:243] = 1.0
+    b = 1.0 - held
+    stiff = scipy.sparse.csr_array(csr + scipy.sparse.diags_array(held * penalty * csr.diagonal().max()))
+
+    assert iterations(make, stiff, b, **options) <= iterations(make, csr, b, **options)
+
+
+@pytest.mark.parametrize("make", [smoothed_aggregation, multigrid])
+@pytest.mark.parametrize("side", [1, 2, 3, 5])
+def test_a_closed_pocket_beside_a_large_part_is_left_to_the_smoother(make, side):
+    """Its constant function has an energy of rounding, possibly a negative one; b is in the range of the matrix."""
+    parts = [laplacian(20), laplacian(side, held=False) if side > 1 else np.array([[1.0]])]
+    csr = scipy.sparse.csr_array(scipy.sparse.block_diag(parts))
+    b = csr @ np.random.default_rng(0).standard_normal(csr.shape[0])
+
+    assert iterations(make, csr, b) < 12
+
+
+@pytest.mark.parametrize("make", [smoothed_aggregation, multigrid])
+@pytest.mark.parametrize("scale", [1e-60, 1e-20, 1e20, 1e60])
+def test_the_scale_of_the_whole_does_not_matter(make, scale):
+    beam = Cantilever(nodes=(33, 9, 9), dof=3)
+    csr, b = beam.matrix().to_csr(), beam.load()
+    options = {"near_null_space": beam.rigid_body_modes(), "block_size": 3}
+
+    assert iterations(make, csr * scale, b, **options) == iterations(make, csr, b, **options)
+
+
+def test_a_streamed_matrix_with_a_penalty_takes_no_more_iterations():
+    csr = laplacian(14)
+    held = np.zeros(csr.shape[0])
+    held[:196] = 6e18
+    stiff = scipy.sparse.csr_array(csr + scipy.sparse.diags_array(held))
+    b = np.where(held > 0, 0.0, 1.0)
+    store = HostStore.create([stiff[start : start + 686] for start in range(0, 2744, 686)])
+    with store, StreamedMatrix(store, 3 * max(store.index.sizes["whole"])) as A:
+        found = cg(A, b, M=smoothed_aggregation(A), rtol=1e-8, maxiter=200)
+
+    assert found.converged
+    assert found.iterations <= iterations(smoothed_aggregation, csr, b) + 1
