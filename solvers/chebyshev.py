@@ -350,11 +350,7 @@ def largest_eigenvalue(
         raise InputError(f"{type(A).__name__} cannot compute |A| x: set high, or rounds to measure it")
     if not rounds:
         return bound
-    v = noise(A.device, space.communicator.before(n), n).astype(A.dtype, copy=False)
-    if vector is not None and space.any(vector):
-        v[...] = vector
-    elif isinstance(diagonal, DiagonalBlocks):
-        _even_out(v, diagonal, space)
+    v = _random_vector(A, diagonal, space) if vector is None or not space.any(vector) else vector.copy()
     product = xp.empty_like(v)
     most = min(max(degree, _LEAST_MEASURED), _MOST_MEASURED) // 2 * 2
     # Without a bound, the first estimate is the quotient of the random vector.
@@ -391,14 +387,18 @@ def largest_eigenvalue(
     return estimated_bound
 
 
-def _even_out(v: Array, diagonal: DiagonalBlocks, space: VectorSpace) -> None:
-    """Multiply v, (n,), by the scales of the unknowns, the roots of the diagonal of D, if they differ much.
+def _random_vector(A: Operator, diagonal: DiagonalBlocks | Scaling, space: VectorSpace) -> Array:
+    """Return random numbers, (n,), times the scales of the unknowns, the roots of the diagonal of D, if these differ much.
 
     Rows that a penalty holds fixed have entries of 1e16 and more, and the energy ``v^T A v`` of a random vector is theirs alone:
     the eigenvalues of all other rows would not be seen. Scaled, every row contributes as much.
     """
+    v = noise(A.device, space.communicator.before(A.shape[0]), A.shape[0]).astype(A.dtype, copy=False)
+    if not isinstance(diagonal, DiagonalBlocks):
+        return v
     scales = diagonal.roots()
     with np.errstate(divide="ignore"):
         apart = space.maximum(scales) * space.maximum(1 / scales)
     if apart > _FAR_APART:
         v *= scales
+    return v

@@ -31,7 +31,7 @@ from penstock.spmv import (
     format_named,
     format_nbytes,
 )
-from penstock.spmv.formats.partition import row_slabs
+from penstock.spmv.formats.partition import count_granules, row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.model.suggestion import Suggestion, rank_formats
 from penstock.streaming import (
@@ -223,11 +223,11 @@ def _placed_as_it_is(
     if not image_fits(of.nbytes, smallest.block_size, request, needed):
         return None
     whole = smallest.whole
-    most = -(-whole.shape[0] // whole.row_granularity)
+    most = count_granules(whole, smallest.together)
     counts = sorted({min(count, most) for count in CUTS})
 
     def index_for(count: int) -> MatrixIndex:
-        return index_of(row_slabs(whole, count), whole.shape)
+        return index_of(row_slabs(whole, count, smallest.together), whole.shape)
 
     placed = place_image(
         index_for, counts, (whole.nbytes, whole.values.nbytes), request, specs, vectors, statistics.nnz, whole
@@ -255,7 +255,9 @@ class Smallest:
         if request.format is None and smaller and smaller[0].nbytes < _FEWER * self.suggestion.nbytes:
             self.suggestion = smaller[0]  # chunks with the long rows of hubs are mostly padding
         self.block_size = int(self.suggestion.parameters.get("block_size", 1))
-        self._node_size, self._together = node_size, math.lcm(self.block_size, node_size)
+        self._node_size = node_size
+        #: Rows that subdivisions keep together: those of blocks and of nodes.
+        self.together = math.lcm(self.block_size, node_size)
 
     @functools.cached_property
     def whole(self) -> SparseMatrix:
@@ -282,11 +284,11 @@ class Smallest:
 
     @functools.cached_property
     def _by_levels(self) -> LevelOrder:
-        return level_order(self.statistics.matrix.to_csr(), self._together)
+        return level_order(self.statistics.matrix.to_csr(), self.together)
 
     def orders(self, request: Request) -> dict[str, Callable[[], LevelOrder]]:
         """Return what finds other orders of its rows; the unknowns of a node and the rows of a block stay together."""
-        size, by_levels = self._together, {BY_LEVELS: lambda: self._by_levels}
+        size, by_levels = self.together, {BY_LEVELS: lambda: self._by_levels}
         points = request.options.get("coordinates")
         if points is None or isinstance(points, GridPoints) or len(points) * size != self.statistics.shape[0]:
             return by_levels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -251,7 +252,7 @@ class _Opener:
         """
         if self.request.device.kind == "cuda":
             with self.reporter.stage("copy"):  # to page-locked memory
-                return HostStore.from_matrix(whole, len(plan.index.subdivisions))
+                return HostStore.from_matrix(whole, plan.index.row_bounds)
         return self._written(whole, plan, planes=planes)
 
     def _with_image(
@@ -281,12 +282,13 @@ class _Opener:
     def _open_format(self, matrix: SparseMatrix) -> _Opening:
         """Keep the format that the caller has chosen."""
         host = matrix.to_device(CPU)
+        together = 1 if self.request.block_size == "auto" else int(self.request.block_size)
 
         def index_for(count: int) -> MatrixIndex:
-            return index_of(row_slabs(host, count), host.shape)
+            return index_of(row_slabs(host, count, together), host.shape)
 
         def reach_for(index: MatrixIndex) -> int:
-            slabs = row_slabs(host, len(index.subdivisions))
+            slabs = row_slabs(host, len(index.subdivisions), together)
             return reach_of(index.row_starts, [slab.column_range() for slab in slabs])
 
         index = index_for(1 + matrix.nbytes // (1 << 31))
@@ -363,7 +365,7 @@ class _Opener:
             self.folder.mkdir(parents=True, exist_ok=True)
         path = self.resources.enter_context(scratch_folder("penstock-", self.folder)) / "matrix"
         with self.reporter.stage("write") as stage:
-            slabs = row_slabs(whole, len(plan.index.subdivisions))
+            slabs = itertools.starmap(whole.rows, itertools.pairwise(plan.index.row_bounds))
             return write_store(path, slabs, plan.index, self.request.name, stage, planes=planes)
 
     def _rates(self, nbytes: int) -> LinkRates | None:

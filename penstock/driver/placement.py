@@ -30,7 +30,7 @@ from penstock.solvers.amg.modes import checked_near_null_space
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
 from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
-from penstock.spmv.formats.partition import row_slabs
+from penstock.spmv.formats.partition import count_granules, row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.model.suggestion import Suggestion, rank_formats
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
@@ -293,7 +293,7 @@ def _place_streamed(
             reordered = MatrixStatistics.of(as_ordered(csr, A))
         # On the host, to be cut there, and streamed from there.
         whole = (smallest.whole if order is None else suggestion.of_statistics(reordered)).to_device(CPU)
-    plan = _exact_plan(best_plan, whole, extents, cuts)
+    plan = _exact_plan(best_plan, whole, extents, cuts, smallest.together)
     converted = {"matrix": whole, "order": order, "difference": smallest.difference}
     return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)
 
@@ -314,11 +314,15 @@ def _best_plan(
 
 
 def _exact_plan(
-    best_plan: Callable[..., StreamPlan], whole: SparseMatrix, extents: ColumnExtents, cuts: Sequence[int]
+    best_plan: Callable[..., StreamPlan],
+    whole: SparseMatrix,
+    extents: ColumnExtents,
+    cuts: Sequence[int],
+    together: int,
 ) -> StreamPlan:
     """Return the best plan for a converted matrix, with one of some numbers of subdivisions if it fits so."""
-    exact = functools.cache(lambda count: index_of(row_slabs(whole, count), whole.shape))
-    limit = -(-whole.shape[0] // whole.row_granularity)
+    exact = functools.cache(lambda count: index_of(row_slabs(whole, count, together), whole.shape))
+    limit = count_granules(whole, together)
     try:
         return best_plan(exact, extents, limit, cuts)
     except BudgetError:

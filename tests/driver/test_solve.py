@@ -108,6 +108,19 @@ def test_a_store_over_budget_and_a_streamed_matrix(A, b):
             check(A, b, solve(streamed, b, preconditioner="block_jacobi", block_size=3))
 
 
+@pytest.mark.parametrize("kind", ["scipy", "format"])
+def test_nodes_without_dense_blocks_are_not_cut(kind):
+    """Three fields that do not couple are stored as single entries, of which nodes of three unknowns are made."""
+    line = scipy.sparse.diags_array([-1.0, 2.1, -1.0], offsets=[-1, 0, 1], shape=(1501, 1501))
+    fields = scipy.sparse.csr_array(scipy.sparse.kron(line, scipy.sparse.eye_array(3)))
+    matrix = fields if kind == "scipy" else CsrMatrix.from_csr(fields)
+
+    result = solve(matrix, np.ones(4503), memory=40_000, preconditioner="smoothed_aggregation", block_size=3)
+
+    assert result.converged
+    assert result.bytes_streamed > 0
+
+
 def test_an_operator_is_preconditioned_where_it_knows_its_diagonal(A, b):
     plain, known = (
         solve(scipy.sparse.linalg.aslinearoperator(A), b),

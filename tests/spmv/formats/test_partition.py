@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, format_named
-from penstock.spmv.formats.partition import cut_rows
+from penstock.spmv.formats.partition import count_granules, cut_rows
 
 pure = settings(deadline=None, max_examples=150, database=None)
 
@@ -59,6 +59,11 @@ def test_borders_of_blocked_formats_are_multiples_of_the_block(case, size):
     bounds = cut_rows(matrix, parts)
     assert all(bound % size == 0 for bound in bounds)
     assert [bound // size for bound in bounds] == cut_rows(CsrMatrix.from_csr(csr_with(lengths)), parts)
+    scalars = CsrMatrix.from_csr(matrix.to_csr())
+    assert all(bound % size == 0 for bound in cut_rows(scalars, parts, together=size))
+    most = count_granules(matrix, together=4)
+    assert most == -(-len(lengths) * size // (4 if size == 2 else 12))
+    assert all(bound % 4 == bound % size == 0 for bound in cut_rows(matrix, most, together=4)[:-1])
 
 
 @pytest.mark.parametrize(
