@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -172,6 +172,13 @@ class StreamedMatrix(SweptMatrix):
         super().close()
         self._replayed = self._structures = None
         self._opened.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickling and copies."""
+        raise InputError(
+            "a streamed matrix holds device memory, open files and threads, so it can be neither pickled nor copied; open its "
+            "store in the process that uses it"
+        )
 
     def sweep(self, visit: Callable[[int, SparseMatrix], None]) -> None:
         """Visit all subdivisions once, in the direction of the sweep.

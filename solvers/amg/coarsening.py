@@ -390,6 +390,7 @@ def _coarsened(
 ) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
+    energies = _uncoupled_energies(A, diagonal, T)
     if stored:
         assert isinstance(A, (BsrMatrix, CsrMatrix))
         assert groups is None or isinstance(groups, GroupInverses)
@@ -399,7 +400,7 @@ def _coarsened(
         A.device.make_room(_VECTORS_OF_SETUP * A.shape[0] * A.dtype.itemsize)
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     # Columns of T that vanish, and those on which A does: a part of the body that nothing holds, in one aggregate.
-    replace_vanishing(matrix, _uncoupled_energies(A, diagonal, T), NEGLIGIBLE)
+    replace_vanishing(matrix, energies, NEGLIGIBLE)
     return CoarseLevel(A, diagonal, high, T, matrix, transfers, groups, known, in_float32, jumps)
 
 
@@ -408,10 +409,12 @@ def _uncoupled_energies(A: Operator, diagonal: DiagonalBlocks, T: Tentative) -> 
 
     The squares of ``T^T diag(A)^(1/2) v``, for random v, have these mean values (Bekas, Kokiopoulou and Saad 2007).
     """
-    xp, n, first = A.device.xp, A.shape[0], communicator_of(A).before(A.shape[0])
+    xp, first = A.device.xp, communicator_of(A).before(A.shape[0])
     scales, sums, energies = 1 / diagonal.roots(), xp.empty(T.unknowns), xp.zeros(T.unknowns)
     for sample in range(_SAMPLES):
-        T.restrict(scales * noise(A.device, first + sample * _FAR, n), sums)
+        v = noise(A.device, first + sample * _FAR, A.shape[0])
+        v *= scales
+        T.restrict(v, sums)
         energies += sums * sums
     largest = float(energies.max()) if T.unknowns else 0.0
     return xp.where(energies > 0.0, energies, largest or 1.0)

@@ -31,7 +31,7 @@ class StorePlace:
     def check(self) -> None:
         """Raise an InputError if the name is taken by something that may not be replaced."""
         if os.path.lexists(self.path) and not (self.overwrite and self._holds_store(self.path)):
-            advice = "" if self.overwrite else " or pass overwrite=True"
+            advice = "" if self.overwrite else " or replace it (overwrite=True, --overwrite)"
             raise InputError(f"{self.path} exists; choose another name{advice}")
 
     def _holds_store(self, folder: Path) -> bool:

@@ -1,7 +1,9 @@
 """A streamed matrix computes what the resident one does, to the last bit, within its budget and through failures."""
 
+import copy
 import gc
 import itertools
+import pickle
 import signal
 import threading
 import time
@@ -180,6 +182,12 @@ def test_it_is_an_operator_with_counters_and_an_absolute_product(store, smallest
     with StreamedMatrix(store, smallest) as A:
         assert isinstance(A, SweptOperator)
         assert isinstance(A, HasAbsoluteProduct)
+
+
+@pytest.mark.parametrize("call", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_it_cannot_be_pickled_or_copied(store, smallest, call):
+    with StreamedMatrix(store, smallest) as A, pytest.raises(InputError, match="neither pickled nor copied"):
+        call(A)
 
 
 def test_earlier_names_still_name_what_solvers_ask_of_a_streamed_matrix():

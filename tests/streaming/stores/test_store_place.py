@@ -87,7 +87,7 @@ def test_through_a_link_the_store_that_it_leads_to_is_replaced(tmp_path):
 def test_a_link_that_leads_nowhere_is_a_taken_name(tmp_path):
     (tmp_path / "s").symlink_to(tmp_path / "nowhere")
 
-    with pytest.raises(InputError, match="exists; choose another name or pass overwrite=True"):
+    with pytest.raises(InputError, match=r"exists; choose another name or replace it \(overwrite=True"):
         FileStore.create(tmp_path / "s", slabs())
 
 

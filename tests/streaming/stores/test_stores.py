@@ -452,7 +452,7 @@ def test_data_and_index_are_on_the_disk_before_the_store_has_its_name(path, make
 
 class TestNames:
     def test_an_existing_store_is_not_replaced_without_being_asked(self, built, make_slabs):
-        with pytest.raises(InputError, match="choose another name or pass overwrite=True"):
+        with pytest.raises(InputError, match=r"choose another name or replace it \(overwrite=True"):
             FileStore.create(built, make_slabs("penstock BSR"))
 
         with FileStore(built) as store:
