@@ -37,7 +37,7 @@ _FURTHEST, _GROWTH_DIGITS = 10.0, 15.0
 #: An estimate that a further round raises by no more than this share is settled: of a coarse matrix, and of a caller's matrix
 #: that is smoothed by multigrid.
 SETTLED, NEARLY_SETTLED = 0.002, 0.01
-# Where the scales of unknowns differ by more than this factor, a random vector is measured as if all had the same.
+# Where the scales of unknowns differ by more than this factor, the entries of a random vector are scaled alike.
 _FAR_APART = 1e4
 # After this number of further rounds the bound must do.
 _MOST_FURTHER = 12
@@ -324,6 +324,7 @@ def largest_eigenvalue(
     *,
     row_sums: Array | None = None,
     settled: float | None = None,
+    scales: Array | None = None,
     vector: Array | None = None,
 ) -> float:
     """Return a bound of the largest eigenvalue of ``D A``: ``||D A||_inf``, or the measured value plus a margin if smaller.
@@ -335,8 +336,9 @@ def largest_eigenvalue(
 
     ``settled``: go on until a round raises the estimate by no more than this share of it, and raise the bound if it was
     exceeded. For matrices whose largest eigenvalues may stand alone, so that few rounds miss them, and for smoothers, which
-    diverge beyond their interval. A nonzero ``vector``, (n,), is the start, and is overwritten by the last vector: from that of
-    a nearly equal matrix, one round suffices.
+    diverge beyond their interval. ``scales``, (n,), are about ``1 / sqrt(a_ii)``, by default the roots of the diagonal of D where
+    its blocks are stored; see :func:`_random_vector`. A nonzero ``vector``, (n,), is the start, and is overwritten by the last
+    vector: from that of a nearly equal matrix, one round suffices.
     """
     xp, n, space = A.device.xp, A.shape[0], VectorSpace.of(A)
     bound = math.inf
@@ -350,7 +352,7 @@ def largest_eigenvalue(
         raise InputError(f"{type(A).__name__} cannot compute |A| x: set high, or rounds to measure it")
     if not rounds:
         return bound
-    v = _random_vector(A, diagonal, space) if vector is None or not space.any(vector) else vector.copy()
+    v = _random_vector(A, diagonal, scales, space) if vector is None or not space.any(vector) else vector.copy()
     product = xp.empty_like(v)
     most = min(max(degree, _LEAST_MEASURED), _MOST_MEASURED) // 2 * 2
     # Without a bound, the first estimate is the quotient of the random vector.
@@ -387,16 +389,17 @@ def largest_eigenvalue(
     return estimated_bound
 
 
-def _random_vector(A: Operator, diagonal: DiagonalBlocks | Scaling, space: VectorSpace) -> Array:
-    """Return random numbers, (n,), times the scales of the unknowns, the roots of the diagonal of D, if these differ much.
+def _random_vector(A: Operator, diagonal: DiagonalBlocks | Scaling, scales: Array | None, space: VectorSpace) -> Array:
+    """Return random numbers, (n,), times the scales of the unknowns if these differ much.
 
     Rows that a penalty holds fixed have entries of 1e16 and more, and the energy ``v^T A v`` of a random vector is theirs alone:
     the eigenvalues of all other rows would not be seen. Scaled, every row contributes as much.
     """
     v = noise(A.device, space.communicator.before(A.shape[0]), A.shape[0]).astype(A.dtype, copy=False)
-    if not isinstance(diagonal, DiagonalBlocks):
-        return v
-    scales = diagonal.roots()
+    if scales is None:
+        if not isinstance(diagonal, DiagonalBlocks):
+            return v
+        scales = diagonal.diagonal_roots()
     with np.errstate(divide="ignore"):
         apart = space.maximum(scales) * space.maximum(1 / scales)
     if apart > _FAR_APART:

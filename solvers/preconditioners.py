@@ -90,7 +90,7 @@ class DiagonalBlocks(ValidatedOperator):
         """True: products only start kernels."""
         return True
 
-    def roots(self) -> Array:
+    def diagonal_roots(self) -> Array:
         """Return the square roots of the diagonal of the blocks, (n,); not a number where it is negative."""
         xp = self.device.xp
         with np.errstate(invalid="ignore"):

@@ -176,8 +176,8 @@ class StreamedMatrix(SweptMatrix):
     def __reduce__(self) -> NoReturn:
         """Refuse pickling and copies."""
         raise InputError(
-            "a streamed matrix holds device memory, open files and threads, so it can be neither pickled nor copied; open its "
-            "store in the process that uses it"
+            "a streamed matrix holds device memory, open files and threads, so it can be neither pickled nor copied; make "
+            "another one of its store where it is used"
         )
 
     def sweep(self, visit: Callable[[int, SparseMatrix], None]) -> None:

@@ -60,14 +60,14 @@ _HUB, _MORE = 16, 64
 _MANY = 8
 # Memory to make aggregates and to measure an eigenvalue at the same time; less than the second is there without asking.
 _NBYTES_OF_A_NODE, _LITTLE_NBYTES = 256, 64 << 20
-# Random vectors that estimate the diagonal of a coarse matrix; and the distance of their numbers, which no matrix reaches.
+# Random vectors that estimate a diagonal, and the rows between those whose numbers they take, more than any matrix has.
 _SAMPLES, _FAR = 3, 1 << 40
-#: An unknown of a coarse matrix whose diagonal entry is below this share of what it were without couplings is zero.
-NEGLIGIBLE = 1e-13
+# A diagonal entry of a coarse matrix below this share of what it would be without couplings is rounding.
+_VANISHING = 1e-13
 # Vectors that a set-up and the solve after it may take, besides D.
 _VECTORS_OF_SETUP = 12
-# An unknown whose couplings add up to less than this share of its diagonal is decoupled.
-_DECOUPLED = 1e-12
+# An unknown whose couplings add up to less than this share of its diagonal is decoupled: D alone leaves as little of its error.
+_DECOUPLED = 1e-6
 
 
 def coarsen(
@@ -194,9 +194,9 @@ def _kept_here(aggregates: Aggregates) -> Aggregates:
 def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
     """Return the level for new values of a matrix, with aggregates, T and groups of that before; P is not stored. Collective."""
     if isinstance(before.groups, RowFactors):
-        D = before.groups.of_values(A)
-        high = largest_eigenvalue(A, D, **measuring)
-        return _coarsened(A, _diagonal(A, before.T.block_size)[0], high, before.T, smoothing, D, known=before.known)
+        D, diagonal = before.groups.of_values(A), _diagonal(A, before.T.block_size)[0]
+        high = largest_eigenvalue(A, D, scales=diagonal.diagonal_roots(), **measuring)
+        return _coarsened(A, diagonal, high, before.T, smoothing, D, known=before.known)
     diagonal, sums = _diagonal(A, before.T.block_size)[:2]
     in_float32 = None if before.finer_in_float32 is None else _in_float32(A, diagonal)
     high = largest_eigenvalue(A if in_float32 is None else in_float32, diagonal, row_sums=sums, **measuring)
@@ -399,18 +399,19 @@ def _coarsened(
         # Otherwise parts of coarse matrices would be cut out of the memory of vectors with which the eigenvalue was measured.
         A.device.make_room(_VECTORS_OF_SETUP * A.shape[0] * A.dtype.itemsize)
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
-    # Columns of T that vanish, and those on which A does: a part of the body that nothing holds, in one aggregate.
-    replace_vanishing(matrix, energies, NEGLIGIBLE)
+    # Where a column of T is zero, or A maps it to zero, as in a small part that nothing holds, the diagonal is only rounding.
+    replace_vanishing(matrix, energies, _VANISHING)
     return CoarseLevel(A, diagonal, high, T, matrix, transfers, groups, known, in_float32, jumps)
 
 
 def _uncoupled_energies(A: Operator, diagonal: DiagonalBlocks, T: Tentative) -> Array:
-    """Return about the diagonal of ``T^T diag(A) T``, (unknowns,); of columns that vanish, the largest. Collective.
+    """Return about the diagonal of ``T^T S^-1 T`` for the diagonal S of D, (unknowns,); where it is 0, the largest. Collective.
 
-    The squares of ``T^T diag(A)^(1/2) v``, for random v, have these mean values (Bekas, Kokiopoulou and Saad 2007).
+    The squares of the entries of ``T^T S^(-1/2) v``, for random v, have these mean values (Bekas, Kokiopoulou and Saad 2007). D
+    is positive definite, so all of them are finite.
     """
     xp, first = A.device.xp, communicator_of(A).before(A.shape[0])
-    scales, sums, energies = 1 / diagonal.roots(), xp.empty(T.unknowns), xp.zeros(T.unknowns)
+    scales, sums, energies = 1 / diagonal.diagonal_roots(), xp.empty(T.unknowns), xp.zeros(T.unknowns)
     for sample in range(_SAMPLES):
         v = noise(A.device, first + sample * _FAR, A.shape[0])
         v *= scales

@@ -32,7 +32,7 @@ class CoarseLevel:
     diagonal: DiagonalBlocks  # D, the inverse of the diagonal blocks of the finer matrix
     high: float  # bounds the eigenvalues of D times that matrix
     T: Tentative
-    A: BsrMatrix  # ``P^T A P``, with a positive diagonal also where columns of T vanish, or A on them
+    A: BsrMatrix  # ``P^T A P``, with a positive diagonal also where columns of T, or their images, vanish
     transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
     # D of groups or lines of nodes, in place of ``diagonal``; ``high`` is for it then.
     groups: GroupInverses | RowFactors | None = None

@@ -75,7 +75,7 @@ def line_space(A: Operator, scales: Array, nodes: int, smoothing: int, **measuri
     D, segments, of_line = found
     with communicator_of(A).together():
         aggregates = _aggregates(A, scales, segments, of_line, nodes, smoothing)
-    return LineSpace(D, largest_eigenvalue(A, D, **measuring), aggregates)
+    return LineSpace(D, largest_eigenvalue(A, D, scales=scales.reshape(-1), **measuring), aggregates)
 
 
 def _lines(A: Operator, scales: Array, size: int, side: float) -> tuple[LineFactors, Aggregates, Array] | None:

@@ -105,7 +105,7 @@ def local_space(A: Operator, scales: Array, known: Array, smoothing: int, **meas
         return None
     with communicator.together():
         D, entries = _group_factors(A, scales, size, most)
-    high = largest_eigenvalue(A, D, **measuring)
+    high = largest_eigenvalue(A, D, scales=scales.reshape(-1), **measuring)
     with communicator.together(), own_part_of(A) as own:
         graph = _graph_of_groups(own, D, size)
     sums = RelaxedVectors(A, D, high, known, scales, vectors)

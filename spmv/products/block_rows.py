@@ -201,7 +201,7 @@ def _count_with_entries_cuda(offsets: Array) -> int:
 
 
 def replace_vanishing(A: BsrMatrix, sizes: Array, share: float) -> None:
-    """Put ``sizes``, (n,), on the diagonal where it is no larger than this share of them and its block is stored, in place."""
+    """Set diagonal entries that are at most a ``share`` of ``sizes``, (n,), to these, in place, where their blocks are stored."""
     find_kernel("block_rows", "replace_vanishing", A.device.kind)(A, sizes, share)
 
 
@@ -214,7 +214,7 @@ def _replace_vanishing_cpu(A: BsrMatrix, sizes: Array, share: float) -> None:
     unknowns = np.flatnonzero(np.repeat(diagonal, size) >= 0)
     places = diagonal[unknowns // size], unknowns % size, unknowns % size
     own, sizes = A.values[places], sizes[unknowns]
-    A.values[places] = np.where(own > share * sizes, own, sizes)
+    A.values[places] = np.where(np.abs(own) <= share * sizes, sizes, own)
 
 
 @register_kernel("block_rows", "replace_vanishing", "cuda")

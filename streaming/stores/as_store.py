@@ -9,6 +9,7 @@ from typing import Any, cast
 import scipy.sparse
 
 from penstock.spmv import InputError, SparseMatrix
+from penstock.spmv.formats.partition import count_granules
 from penstock.spmv.formats.validation import in_csr
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.file_store import FileStore
@@ -34,8 +35,7 @@ def as_store(source: Any, budget_nbytes: int, resources: ExitStack) -> Store:
         )
         if not matrix.shape[0]:
             raise InputError("the matrix has no rows, so there is nothing to stream")
-        cuts = -(-matrix.shape[0] // matrix.row_granularity)
-        count = min(cuts, _MOST, -(-_IN_BUDGET * matrix.nbytes // max(1, budget_nbytes)))
+        count = min(count_granules(matrix), _MOST, -(-_IN_BUDGET * matrix.nbytes // max(1, budget_nbytes)))
         return cast(Store, resources.enter_context(HostStore.from_matrix(matrix, count)))
     if isinstance(source, Store):
         return source

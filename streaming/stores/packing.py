@@ -22,7 +22,7 @@ from penstock.spmv import (
     format_nbytes,
     parse_nbytes,
 )
-from penstock.spmv.formats.partition import row_slabs
+from penstock.spmv.formats.partition import count_granules, row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.host_memory import available_nbytes
@@ -280,7 +280,7 @@ def row_slabs_of(
     """
     if isinstance(source, SparseMatrix) and (format_name == "auto" or not isinstance(source, CsrMatrix)):
         whole = source.to_device(CPU)
-        return row_slabs(whole, min(_pieces(whole.nbytes, slab), max(1, -(-whole.shape[0] // whole.row_granularity))))
+        return row_slabs(whole, min(_pieces(whole.nbytes, slab), max(1, count_granules(whole))))
     if isinstance(source, SparseMatrix):
         source = source.to_csr()
     if not scipy.sparse.issparse(source):

@@ -19,6 +19,7 @@ from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.chebyshev import ChebyshevSpec
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, SymmetricBsrMatrix
 from penstock.spmv.formats import statistics, symmetric_bsr
+from penstock.spmv.formats.partition import cut_rows
 from penstock.spmv.model.suggestion import Suggestion
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
 
@@ -114,6 +115,8 @@ def test_nodes_without_dense_blocks_are_not_cut(kind):
     line = scipy.sparse.diags_array([-1.0, 2.1, -1.0], offsets=[-1, 0, 1], shape=(1501, 1501))
     fields = scipy.sparse.csr_array(scipy.sparse.kron(line, scipy.sparse.eye_array(3)))
     matrix = fields if kind == "scipy" else CsrMatrix.from_csr(fields)
+
+    assert any(row % 3 for row in cut_rows(CsrMatrix.from_csr(fields), 16))  # unless nodes are kept together
 
     result = solve(matrix, np.ones(4503), memory=40_000, preconditioner="smoothed_aggregation", block_size=3)
 

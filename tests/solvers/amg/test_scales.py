@@ -27,26 +27,41 @@ def iterations(make, csr, b, **options):
 
 
 @pytest.mark.parametrize("make", [smoothed_aggregation, multigrid])
-@pytest.mark.parametrize("penalty", [1e10, 1e14, 1e30])
-def test_rows_that_a_penalty_holds_cost_no_iterations(make, penalty):
+@pytest.mark.parametrize("penalty", [1e8, 1e11, 1e14, 1e30])
+def test_rows_that_a_penalty_holds_cost_hardly_any_iterations(make, penalty):
     """Entries of the coarse matrix were zero compared to the penalty, and corrections of most of the body left out."""
     beam = Cantilever(nodes=(33, 9, 9), dof=3)
     csr = beam.matrix().to_csr()
     options = {"near_null_space": beam.rigid_body_modes(), "block_size": 3}
     held = np.zeros(csr.shape[0])
-    held[:243] = 1.0
-    b = 1.0 - held
+    held[-243:] = 1.0  # the free end, whose rows couple with those before
+    assert abs(csr[-243:, :-243]).sum() > 0
     stiff = scipy.sparse.csr_array(csr + scipy.sparse.diags_array(held * penalty * csr.diagonal().max()))
+    free = scipy.sparse.diags_array(1.0 - held)
+    fixed = scipy.sparse.csr_array(free @ csr @ free + scipy.sparse.diags_array(held))
 
-    assert iterations(make, stiff, b, **options) <= iterations(make, csr, b, **options)
+    assert iterations(make, stiff, 1.0 - held, **options) <= 1 + iterations(make, fixed, 1.0 - held, **options)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1e8, 1e14, 1e20])
+@pytest.mark.parametrize("grouped", ["lines", True])
+def test_lines_and_groups_of_nodes_are_measured_past_a_penalty(grouped, penalty):
+    side = 14
+    line, identity = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(side,) * 2), np.eye(side)
+    across = scipy.sparse.kron(line, identity) + scipy.sparse.kron(identity, line)
+    csr = scipy.sparse.kron(across, identity) + 1000.0 * scipy.sparse.kron(np.eye(side**2), line)
+    held = np.zeros(side**3)
+    held[: side**2] = 2000.0 * penalty
+    csr = scipy.sparse.csr_array(csr + scipy.sparse.diags_array(held))
+
+    assert iterations(smoothed_aggregation, csr, np.where(held > 0, 0.0, 1.0), grouped=grouped) <= 8
 
 
 @pytest.mark.parametrize("make", [smoothed_aggregation, multigrid])
-@pytest.mark.parametrize("side", [1, 2, 3, 5])
+@pytest.mark.parametrize("side", [2, 3, 5])
 def test_a_closed_pocket_beside_a_large_part_is_left_to_the_smoother(make, side):
     """Its constant function has an energy of rounding, possibly a negative one; b is in the range of the matrix."""
-    parts = [laplacian(20), laplacian(side, held=False) if side > 1 else np.array([[1.0]])]
-    csr = scipy.sparse.csr_array(scipy.sparse.block_diag(parts))
+    csr = scipy.sparse.csr_array(scipy.sparse.block_diag([laplacian(20), laplacian(side, held=False)]))
     b = csr @ np.random.default_rng(0).standard_normal(csr.shape[0])
 
     assert iterations(make, csr, b) < 12
