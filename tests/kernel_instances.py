@@ -181,8 +181,7 @@ def _vectors(sizes) -> list[str]:
 
 
 def _diagonal_blocks(sizes) -> list[str]:
-    inverses = [f"invert_blocks<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)]
-    return [*inverses, *(f"smallest_of_diagonals<{type_}>" for type_ in ITEMSIZE)]
+    return [f"invert_blocks<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)]
 
 
 def _conjugate_gradients(sizes) -> list[str]:

@@ -40,7 +40,7 @@ from penstock.solvers.amg.strong_aggregates import strong_aggregates
 from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import NEARLY_SETTLED, SETTLED, largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SparseMatrix, SweptOperator
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SparseMatrix, SweptOperator, VectorSpace
 from penstock.spmv.beside import Beside
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.device import count_true
@@ -67,7 +67,7 @@ _VANISHING = 1e-13
 # Vectors that a set-up and the solve after it may take, besides D.
 _VECTORS_OF_SETUP = 12
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled: D alone leaves as little of its error.
-_DECOUPLED = 1e-6
+_DECOUPLED = 1e-9
 
 
 def coarsen(
@@ -390,7 +390,7 @@ def _coarsened(
 ) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
-    energies = _uncoupled_energies(A, diagonal, T)
+    energies, scale = _uncoupled_energies(A, diagonal, T)
     if stored:
         assert isinstance(A, (BsrMatrix, CsrMatrix))
         assert groups is None or isinstance(groups, GroupInverses)
@@ -401,11 +401,13 @@ def _coarsened(
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     # Where a column of T is zero, or A maps it to zero, as in a small part that nothing holds, the diagonal is only rounding.
     replace_vanishing(matrix, energies, _VANISHING)
-    return CoarseLevel(A, diagonal, high, T, matrix, transfers, groups, known, in_float32, jumps)
+    return CoarseLevel(A, diagonal, high, T, matrix, scale, transfers, groups, known, in_float32, jumps)
 
 
-def _uncoupled_energies(A: Operator, diagonal: DiagonalBlocks, T: Tentative) -> Array:
-    """Return about the diagonal of ``T^T S^-1 T`` for the diagonal S of D, (unknowns,); where it is 0, the largest. Collective.
+def _uncoupled_energies(A: Operator, diagonal: DiagonalBlocks, T: Tentative) -> tuple[Array, float]:
+    """Return about the diagonal of ``T^T S^-1 T`` for the diagonal S of D, (unknowns,), and its largest entry. Collective.
+
+    Where columns of T are zero, the largest entry stands; where all are, that of ``S^-1``.
 
     The squares of the entries of ``T^T S^(-1/2) v``, for random v, have these mean values (Bekas, Kokiopoulou and Saad 2007). D
     is positive definite, so all of them are finite.
@@ -418,7 +420,8 @@ def _uncoupled_energies(A: Operator, diagonal: DiagonalBlocks, T: Tentative) -> 
         T.restrict(v, sums)
         energies += sums * sums
     largest = float(energies.max()) if T.unknowns else 0.0
-    return xp.where(energies > 0.0, energies, largest or 1.0)
+    largest = largest or VectorSpace.of(A).maximum(scales) ** 2
+    return xp.where(energies > 0.0, energies, largest), largest
 
 
 def _stored_product(

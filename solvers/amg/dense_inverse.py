@@ -11,10 +11,7 @@ from scipy.linalg import lapack
 
 from penstock.host.adaptive_threads import most_threads
 from penstock.host.threads import blas_limited
-from penstock.solvers.preconditioners import DIAGONAL_BLOCK_KERNELS, DiagonalBlocks
 from penstock.spmv import Array, CsrMatrix, InputError, SparseMatrix, device_of
-from penstock.spmv.compilation.cuda_module import launch, type_names
-from penstock.spmv.compilation.table import find_kernel, register_kernel
 
 #: Matrices of up to this many unknowns are inverted.
 DENSE_UNKNOWNS = 800
@@ -22,8 +19,6 @@ DENSE_UNKNOWNS = 800
 _SINGULAR = 1e-13
 # So are those below the second share that are smaller by the third than the next one: rounding of the sums that made the matrix.
 _SUSPICIOUS, _GAP = 1e-10, 1e3
-# Thread blocks of a GPU that look for the smallest entry.
-_PARTS = 128
 
 
 def inverse_of(A: SparseMatrix) -> CsrMatrix:
@@ -80,28 +75,6 @@ def _least_regular(values: np.ndarray[Any, Any]) -> float:
     if gaps.any():
         regular[: int(np.flatnonzero(gaps)[-1]) + 1] = False
     return float(values[regular][0])
-
-
-def largest_diagonal(diagonal: DiagonalBlocks) -> float:
-    """Return about the largest diagonal entry of a matrix, from the inverses of its diagonal blocks."""
-    blocks = diagonal.blocks
-    least = float(find_kernel("blocks", "smallest", diagonal.device.kind)(blocks)) if blocks.size else 0.0
-    return 1 / least if least > 0 else 0.0
-
-
-@register_kernel("blocks", "smallest", "cpu")
-def _smallest_cpu(blocks: Array) -> float:
-    of_rows = range(blocks.shape[1])
-    return float(blocks[:, of_rows, of_rows].min())
-
-
-@register_kernel("blocks", "smallest", "cuda")
-def _smallest_cuda(blocks: Array) -> float:
-    device, (count, size, _) = device_of(blocks), blocks.shape
-    partial = device.xp.empty(_PARTS, dtype=blocks.dtype)
-    function = DIAGONAL_BLOCK_KERNELS.function(f"smallest_of_diagonals<{type_names(blocks)}>")
-    launch(function, 256 * _PARTS, 256, (np.int64(count * size), np.int32(size), blocks, partial))
-    return float(device.to_host(partial).min())
 
 
 def symmetric_inverses(blocks: Array) -> Array:

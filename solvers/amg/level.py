@@ -33,6 +33,7 @@ class CoarseLevel:
     high: float  # bounds the eigenvalues of D times that matrix
     T: Tentative
     A: BsrMatrix  # ``P^T A P``, with a positive diagonal also where columns of T, or their images, vanish
+    scale: float  # about the largest diagonal entry of the finer matrix in rows that take part in the coarse level
     transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
     # D of groups or lines of nodes, in place of ``diagonal``; ``high`` is for it then.
     groups: GroupInverses | RowFactors | None = None

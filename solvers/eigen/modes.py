@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.linalg
 
-from penstock.solvers.amg.dense_inverse import largest_diagonal
 from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.amg.specs import SmoothedAggregationSpec
 from penstock.solvers.eigen.coarse_modes import CoarseModes, coarse_mass, coarse_modes
@@ -226,7 +225,7 @@ class _Search:
         self.columns = limits.block
         self.monitor, self.moves, self.iterations = monitor, moves, 0
         self.device: Device = K.device
-        scale = largest_diagonal(M.level.diagonal) / float(mass.diagonal().mean())
+        scale = M.level.scale / float(mass.diagonal().mean())
         eps = float(np.finfo(float).eps)
         #: What rounding in K makes of a value that is zero, and rounding in products with K.
         self.zero, self.unit = max(_ZERO * eps, rounding) * scale, _FLOOR * eps * scale

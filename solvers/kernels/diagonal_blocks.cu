@@ -44,24 +44,3 @@ __global__ void __launch_bounds__(256) invert_blocks(
     if (!positive) atomicMin(first_bad, (unsigned long long)k);
     if (!finite) atomicMin(first_bad + 1, (unsigned long long)k);
 }
-
-// partial[block] = the smallest entry on the diagonals of blocks. Launch: any number of blocks of 256 threads.
-template <class Vector>
-__global__ void __launch_bounds__(256) smallest_of_diagonals(
-    const long long rows, const int size, const Vector* __restrict__ blocks, Vector* __restrict__ partial)
-{
-    __shared__ Vector of_thread[256];
-    Vector least = blocks[0];
-    for (long long row = (long long)blockIdx.x * 256 + threadIdx.x; row < rows; row += 256ll * gridDim.x) {
-        const Vector own = blocks[row * size + row % size];
-        if (least == least && !(own >= least)) least = own;  // one that is not a number stays
-    }
-    of_thread[threadIdx.x] = least;
-    for (int by = 128; by; by /= 2) {
-        __syncthreads();
-        if (int(threadIdx.x) >= by) continue;
-        const Vector own = of_thread[threadIdx.x], other = of_thread[threadIdx.x + by];
-        if (own == own && !(other >= own)) of_thread[threadIdx.x] = other;
-    }
-    if (threadIdx.x == 0) partial[blockIdx.x] = of_thread[0];
-}

@@ -60,6 +60,13 @@ def plate(nodes, k, thickness=0.03):
     return K[rows][:, rows], M.to_csr()[rows][:, rows], X[inside], k
 
 
+def cube_of(line):
+    """The seven-point matrix of a line of points in each direction."""
+    identity = scipy.sparse.eye_array(line.shape[0])
+    parts = ((line, identity, identity), (identity, line, identity), (identity, identity, line))
+    return sum(scipy.sparse.kron(scipy.sparse.kron(a, b), c) for a, b, c in parts)
+
+
 def path(n, k):
     K = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n)).tocsr()
     return K, scipy.sparse.eye_array(n, format="csr"), None, k
@@ -168,6 +175,36 @@ def test_a_very_slender_beam_ends_at_the_rounding_floor():
     assert modes.residuals.max() < 1e-4
     # Frequencies of bending are as those of Bernoulli: 22.034 / 3.516 squared.
     assert modes.values[2] / modes.values[0] == pytest.approx((22.0345 / 3.51602) ** 2, rel=1e-2)
+
+
+@pytest.mark.parametrize("penalty", [1e6, 1e12, 1e14, 1e30])
+def test_unknowns_that_a_penalty_holds(penalty):
+    """Values are those of the matrix without them, but for the stiffness of the penalty."""
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(12, 12))
+    K = scipy.sparse.csr_array(cube_of(line))
+    held = np.zeros(1728)
+    held[::50] = penalty
+    expected = np.sort(eigsh(scipy.sparse.csc_array(K[held == 0][:, held == 0]), 4, sigma=0)[0])
+
+    modes = penstock.eigsh(scipy.sparse.csr_array(K + scipy.sparse.diags_array(held)), 4, device="cpu")
+
+    assert modes.converged
+    np.testing.assert_allclose(modes.values, expected, rtol=max(1e-10, 5 / penalty))
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0])
+@pytest.mark.parametrize("coupling", [1e-8, 1e-6])
+def test_unknowns_that_hardly_couple_are_not_taken_for_single_ones(scale, coupling):
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(12, 12))
+    L = scipy.sparse.csc_array(cube_of(line))
+    expected = 1.0 + coupling * np.sort(eigsh(L, 4, sigma=0)[0])
+
+    modes = penstock.eigsh(
+        scipy.sparse.csr_array(scale * (scipy.sparse.eye_array(1728) + coupling * L)), 4, device="cpu", tol=1e-10
+    )
+
+    assert modes.converged
+    np.testing.assert_allclose(modes.values / scale - 1.0, expected - 1.0, rtol=1e-3)
 
 
 def test_a_free_body_in_float32():

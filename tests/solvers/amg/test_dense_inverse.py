@@ -1,11 +1,9 @@
 import numpy as np
 import pytest
 import scipy.sparse
-from kernel_targets import TARGETS
 
 from penstock.solvers.amg.dense_inverse import dense_inverse, inverse_of
 from penstock.spmv import CsrMatrix, InputError
-from penstock.spmv.compilation.table import find_kernel
 
 
 def matrix(values, seed=0):
@@ -56,27 +54,3 @@ def test_rows_of_zeros_are_kept():
 def test_numbers_out_of_range_are_refused():
     with pytest.raises(InputError, match="badly scaled"):
         dense_inverse(np.array([[np.inf]]))
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("count", "size", "dtype"), [(1, 1, np.float64), (5000, 3, np.float64), (777, 6, np.float32)])
-def test_the_smallest_entry_of_diagonals_is_found(target, count, size, dtype):
-    blocks = np.random.default_rng(size).uniform(1, 2, (count, size, size)).astype(dtype)
-    blocks[:, 0, -1] -= 9 * (size > 1)  # not on the diagonal
-
-    with target.running():
-        found = find_kernel("blocks", "smallest", target.device_kind)(target.put(blocks))
-
-    assert found == blocks[:, range(size), range(size)].min()
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("place", [0, 100, 40_000])
-def test_a_smallest_entry_that_is_no_number_is_told(target, place):
-    blocks = np.ones((50_000, 1, 1))
-    blocks[place] = np.nan
-
-    with target.running():
-        found = find_kernel("blocks", "smallest", target.device_kind)(target.put(blocks))
-
-    assert np.isnan(found)
