@@ -120,7 +120,10 @@ def _advice_on_diagonal(diagonal: np.ndarray[Any, Any], statistics: MatrixStatis
             "method='minres' solves it; or eliminate the constraints"
         )
     if statistics.symmetry.to_rounding:
-        return "check its sign and that row; a symmetric matrix that is meant to be indefinite needs method='minres'"
+        return (
+            "check its sign and that row, which is to be left out if it is empty; systems with a symmetric matrix that is meant "
+            "to be indefinite are solved by method='minres'"
+        )
     return "check its sign and that row"
 
 

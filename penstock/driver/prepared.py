@@ -324,13 +324,13 @@ class PreparedSystem:
             ``"values"`` makes it again for the new values, from what depends on the pattern only: aggregates and tentative
             prolongator stay. ``"keep"`` leaves it as it is, a fixed operator: solutions are as accurate, and need more
             iterations the more the values change. ``"auto"`` keeps it until a solve needs half as many iterations again for
-            the same digits, and then makes it again. A polynomial and the coarse level of a sweep are made again in any case, as
-            they multiply by the matrix itself.
+            the same digits, then makes it again. Polynomials and coarse levels of a sweep, which use A, always are.
 
         Raises
         ------
         InputError
-            If the pattern differs, or the new matrix cannot be symmetric positive definite; the old values are still there.
+            If the pattern differs, or the new matrix cannot be symmetric positive definite; the old values are still there. Or if
+            new values leave the range of an image, and nothing else has room; the system is then closed.
         """
         if preconditioner not in ("auto", "values", "keep"):
             raise InputError(f"preconditioner must be 'auto', 'values' or 'keep', not {preconditioner!r}")

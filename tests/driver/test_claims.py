@@ -358,7 +358,7 @@ class TestAdvice:
                 "saddle point.*method='minres'",
             ),
             (-line(4), "pass -A and -b"),
-            (scipy.sparse.diags_array([1.0, -1.0, 1.0]), "indefinite needs method='minres'"),
+            (scipy.sparse.diags_array([1.0, -1.0, 1.0]), "indefinite are solved by method='minres'"),
             (line(4) * (1 + 0j), r"real system \[\[B, -C\]"),
         ],
     )
