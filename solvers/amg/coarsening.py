@@ -400,8 +400,8 @@ def _coarsened(
         A.device.make_room(_VECTORS_OF_SETUP * A.shape[0] * A.dtype.itemsize)
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     # Where a column of T is zero, or A maps it to zero, as in a small part that nothing holds, the diagonal is only rounding.
-    replace_vanishing(matrix, energies, _VANISHING)
-    return CoarseLevel(A, diagonal, high, T, matrix, scale, transfers, groups, known, in_float32, jumps)
+    vanishing = replace_vanishing(matrix, energies, _VANISHING)
+    return CoarseLevel(A, diagonal, high, T, matrix, vanishing, scale, transfers, groups, known, in_float32, jumps)
 
 
 def _uncoupled_energies(A: Operator, diagonal: DiagonalBlocks, T: Tentative) -> tuple[Array, float]:

@@ -33,6 +33,7 @@ class CoarseLevel:
     high: float  # bounds the eigenvalues of D times that matrix
     T: Tentative
     A: BsrMatrix  # ``P^T A P``, with a positive diagonal also where columns of T, or their images, vanish
+    vanishing: Array  # where that diagonal was replaced: bool, (unknowns,)
     scale: float  # about the largest diagonal entry of the finer matrix in rows that take part in the coarse level
     transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
     # D of groups or lines of nodes, in place of ``diagonal``; ``high`` is for it then.
@@ -49,6 +50,12 @@ class CoarseLevel:
 
     def __post_init__(self) -> None:
         self._solves: dict[tuple[int, ...], tuple[Array, Array, Replay]] = {}
+
+    def energy_product(self, vectors: Array) -> Array:
+        """Return ``P^T A P`` times coarse vectors, as a new array; A has other diagonal entries where that vanishes."""
+        products = self.A.apply(vectors)
+        products[self.vanishing] = 0.0  # in a positive semidefinite matrix the whole row vanishes
+        return products
 
     def solve(self, r: Array) -> Array:
         """Return ``B r`` as a new vector or block; on a GPU its many small kernels are replayed as one CUDA graph."""

@@ -10,6 +10,7 @@ import scipy.linalg
 from penstock.solvers.amg.galerkin import coarse_matrix
 from penstock.solvers.amg.level import CoarseLevel
 from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation
+from penstock.solvers.eigen.free_motions import free_motions
 from penstock.solvers.eigen.mass import Mass
 from penstock.solvers.eigen.rayleigh_ritz import SHIFT, new_directions, ritz_pairs
 from penstock.spmv import Array, BsrMatrix
@@ -44,12 +45,12 @@ def coarse_mass(M: SmoothedAggregation, mass: Mass) -> BsrMatrix:
     return coarse_matrix(M.A, D, M.level.T, M.smooth, mass)
 
 
-def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float) -> CoarseModes:
-    """Return the free motions of the coarse level, and about its lowest ``count`` further modes, or as many as it has.
+def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float, most: int) -> CoarseModes:
+    """Return up to ``most`` free motions of the coarse level, and about its lowest ``count`` further modes, or as many as it has.
 
     Values up to ``zero`` are zero but for rounding.
     """
-    free = _free_motions(level, mass, zero)
+    free = free_motions(level, mass, zero, most)
     present = level.T.unknowns - int(level.T.missing.sum())
     count = max(0, min(count, present - free.shape[1]))
     if not count:
@@ -65,29 +66,6 @@ def _soft(values: np.ndarray[Any, Any], most: int) -> int:
     """Return how many modes, up to ``most``, are far below all others; of several such numbers the largest."""
     gaps = np.flatnonzero(values[1 : most + 1] > _SOFT * np.maximum(values[:most], 0.0)[: len(values) - 1])
     return int(gaps[-1]) + 1 if gaps.size else 0
-
-
-def _free_motions(level: CoarseLevel, mass: BsrMatrix, zero: float) -> Array:
-    """Return the combinations of the near-null space that K maps to zero but for rounding, M-orthonormal."""
-    xp = level.A.device.xp
-    N = xp.ascontiguousarray(level.near_null_space)
-    if not N.shape[1]:
-        return N
-    KN, MN = level.A.apply(N), mass.apply(N)
-    of_k, of_m = (_host(level, N.T @ image) for image in (KN, MN))
-    squares = np.diag(of_m)
-    nothing = xp.zeros((N.shape[0], 0))
-    if not (squares > 0).all():
-        return nothing
-    scale = 1 / np.sqrt(squares)
-    try:
-        values, vectors = scipy.linalg.eigh(
-            scale[:, None] * (of_k + of_k.T) / 2 * scale, scale[:, None] * (of_m + of_m.T) / 2 * scale
-        )
-    except np.linalg.LinAlgError:  # of motions that depend on each other, free ones are found by iterations
-        return nothing
-    found = vectors[:, np.abs(values) <= zero] * scale[:, None]
-    return xp.ascontiguousarray(N @ level.A.device.asarray(np.ascontiguousarray(found)))
 
 
 def _host(level: CoarseLevel, array: Array) -> np.ndarray[Any, Any]:
@@ -131,7 +109,7 @@ def _by_iterations(level: CoarseLevel, mass: BsrMatrix, free: Array, count: int)
     for _ in range(_ITERATIONS):
         new = xp.zeros((n, 0)) if R is None else _without(level.solve(R), free, of_free)
         F = xp.ascontiguousarray(xp.concatenate([X, Q, new], axis=1))
-        of_k, of_m = A.apply(F), mass.apply(F)
+        of_k, of_m = level.energy_product(F), mass.apply(F)
         gram_k, gram_m = F.T @ of_k, F.T @ of_m
         largest = gram_k.trace() / gram_m.trace() if values is None else values.max()
         pairs = ritz_pairs(gram_k, gram_m, count, SHIFT * float(largest))

@@ -168,11 +168,8 @@ class ModesIteration:
         Those of values that are zero but for rounding are relative to the smallest other one.
         """
         sweep = self.sweep
-        sizes = np.abs(self.values)
-        regular = sizes > self.zero
-        least = float(sizes[regular].min(initial=np.inf))
         of_mass = column_norms(sweep.of_mass)
-        scale = np.where(regular, sizes, least if np.isfinite(least) else 1.0) * of_mass
+        scale = sizes_of(self.values, self.zero) * of_mass
         self.residuals = column_norms(sweep.f) / np.maximum(scale, np.finfo(float).tiny)
         self.residuals[of_mass == 0] = 1.0
         self.fresh = sweep.driven
@@ -215,7 +212,7 @@ class ModesIteration:
         r = basis.below_k @ F - (basis.below_m @ F) * values
         if E.shape[1]:
             e = E @ EA
-            r += level.A.apply(e) - self.coarse.mass.apply(e) * values
+            r += level.energy_product(e) - self.coarse.mass.apply(e) * values
         r[level.T.missing] = 0.0
         soft, of_soft = self._soft
         if self.has_soft:
@@ -235,7 +232,7 @@ class ModesIteration:
         both = xp.concatenate([A, B], axis=1)
         F, of_e = both[: basis.size], both[basis.size :]
         e = xp.ascontiguousarray(E @ of_e)
-        below_k = basis.below_k @ F + self.sweep.M.level.A.apply(e)
+        below_k = basis.below_k @ F + self.sweep.M.level.energy_product(e)
         below_m = basis.below_m @ F + self.coarse.mass.apply(e)
         c = e + basis.coarse @ F
         self.c, self.below_m = (xp.ascontiguousarray(part[:, :columns]) for part in (c, below_m))
@@ -403,7 +400,7 @@ class _Basis:
         """Return the Gram matrices of the fine directions and of ``P E``."""
         if not E.shape[1]:
             return self.gram_k, self.gram_m
-        of_k = _bordered(self.gram_k, self.below_k.T @ E, E.T @ self._level.A.apply(E))
+        of_k = _bordered(self.gram_k, self.below_k.T @ E, E.T @ self._level.energy_product(E))
         of_m = _bordered(self.gram_m, self.below_m.T @ E, E.T @ self._mass.apply(E))
         return of_k, of_m
 
@@ -414,6 +411,14 @@ def _bordered(A: Array, B: Array, C: Array) -> Array:
     whole = device_of(A).xp.empty((size, size))
     whole[:n, :n], whole[:n, n:], whole[n:, :n], whole[n:, n:] = A, B, B.T, C
     return whole
+
+
+def sizes_of(values: Matrix, zero: float) -> Matrix:
+    """Return what residuals of modes are relative to: values, and for those up to ``zero`` the least that is larger, or 1."""
+    sizes = np.abs(values)
+    regular = sizes > zero
+    least = float(sizes[regular].min(initial=np.inf))
+    return np.asarray(np.where(regular, sizes, least if np.isfinite(least) else 1.0))
 
 
 def column_norms(vectors: Array) -> Matrix:

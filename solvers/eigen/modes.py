@@ -12,7 +12,7 @@ import scipy.linalg
 from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.amg.specs import SmoothedAggregationSpec
 from penstock.solvers.eigen.coarse_modes import CoarseModes, coarse_mass, coarse_modes
-from penstock.solvers.eigen.lobpcg import Found, Matrix, ModesIteration, column_norms
+from penstock.solvers.eigen.lobpcg import Found, Matrix, ModesIteration, column_norms, sizes_of
 from penstock.solvers.eigen.mass import Mass, mass_norms
 from penstock.solvers.eigen.sweep import BLOCKS, ModesSweep
 from penstock.solvers.eigen.uncoupled import UncoupledModes, uncoupled_modes
@@ -233,12 +233,13 @@ class _Search:
     def run(self, before: ModesState | None) -> LowestModes:
         """Find the modes, block by block, and look for missed ones."""
         count = max(self.columns, block_columns(self.k, self.K.device.kind))
-        coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), count, self.zero)
+        coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), count, self.zero, self.k + 1)
         zeros = min(self.k, int(coarse.free.shape[1]))
         free = self._free_motions(coarse, zeros) if coarse.free.shape[1] else None
         wanted = self.k - zeros
-        if not wanted:
-            return self._result(free, None, zeros, "converged", None)
+        if free is not None and not wanted:
+            following = float(free.values[-1]) if coarse.free.shape[1] > zeros else None
+            return self._result(free, None, zeros, "converged", following)
         state, next_value = self._start(coarse), None
         found = 0 if before is None else self._resume(state, before)
         at_floor = False
@@ -336,8 +337,7 @@ class _Search:
 
     def _floor(self, values: Matrix) -> Matrix:
         """Return the residuals that rounding leaves: that of products with K, whose entries are much larger than the values."""
-        sizes = np.maximum(np.abs(values), np.finfo(float).tiny)
-        return np.asarray(np.where(sizes > self.zero, self.unit / sizes, np.inf))
+        return np.asarray(self.unit / sizes_of(values, self.zero))
 
     def _go_on(self, state: ModesIteration, done: int, found: int) -> None:
         """Go on with the guard vectors, and further modes of the coarse level, after ``found`` modes in all."""

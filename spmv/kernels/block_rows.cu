@@ -80,10 +80,11 @@ __global__ void __launch_bounds__(256) join_halves(
     for (long long i = lane; i < of_upper * area; i += 32) blocks[(first + of_lower) * area + i] = upper[from_upper * area + i];
 }
 
-// Sets diagonal entries that are at most a share of `sizes` to these, where their blocks are stored. One thread per unknown.
+// Sets diagonal entries that are at most a share of `sizes` to these, where their blocks are stored, and says which in
+// `replaced`, which is false before. One thread per unknown.
 __global__ void __launch_bounds__(256) replace_vanishing(
     const long long unknowns, const int size, const double share, const double* __restrict__ sizes,
-    const long long* __restrict__ offsets, const int* __restrict__ columns, double* __restrict__ blocks)
+    const long long* __restrict__ offsets, const int* __restrict__ columns, double* __restrict__ blocks, bool* replaced)
 {
     const long long unknown = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (unknown >= unknowns) return;
@@ -91,7 +92,9 @@ __global__ void __launch_bounds__(256) replace_vanishing(
     const long long place = place_of(int(row), columns, offsets[row], offsets[row + 1]);
     if (place < 0) return;
     double& own = blocks[(place * size + within) * size + within];
-    if (fabs(own) <= share * sizes[unknown]) own = sizes[unknown];
+    if (!(fabs(own) <= share * sizes[unknown])) return;
+    own = sizes[unknown];
+    replaced[unknown] = true;
 }
 
 // count += the rows that have entries, one addition a warp.

@@ -200,28 +200,36 @@ def _count_with_entries_cuda(offsets: Array) -> int:
     return int(count[0])
 
 
-def replace_vanishing(A: BsrMatrix, sizes: Array, share: float) -> None:
-    """Set diagonal entries that are at most a ``share`` of ``sizes``, (n,), to these, in place, where their blocks are stored."""
-    find_kernel("block_rows", "replace_vanishing", A.device.kind)(A, sizes, share)
+def replace_vanishing(A: BsrMatrix, sizes: Array, share: float) -> Array:
+    """Set diagonal entries that are at most a ``share`` of ``sizes``, (n,), to these, in place, where their blocks are stored.
+
+    Returns which entries it set: bool, (n,).
+    """
+    replaced: Array = find_kernel("block_rows", "replace_vanishing", A.device.kind)(A, sizes, share)
+    return replaced
 
 
 @register_kernel("block_rows", "replace_vanishing", "cpu")
-def _replace_vanishing_cpu(A: BsrMatrix, sizes: Array, share: float) -> None:
+def _replace_vanishing_cpu(A: BsrMatrix, sizes: Array, share: float) -> Array:
     size, diagonal = A.row_granularity, np.full(A.shape[0] // A.row_granularity, -1, dtype=np.int64)
     rows = row_numbers(A.row_offsets, A.column_indices.size)
     on_diagonal = np.flatnonzero(rows == A.column_indices)
     diagonal[rows[on_diagonal]] = on_diagonal
     unknowns = np.flatnonzero(np.repeat(diagonal, size) >= 0)
     places = diagonal[unknowns // size], unknowns % size, unknowns % size
-    own, sizes = A.values[places], sizes[unknowns]
-    A.values[places] = np.where(np.abs(own) <= share * sizes, sizes, own)
+    own, sizes, replaced = A.values[places], sizes[unknowns], np.zeros(A.shape[0], dtype=bool)
+    vanishing = replaced[unknowns] = np.abs(own) <= share * sizes
+    A.values[places] = np.where(vanishing, sizes, own)
+    return replaced
 
 
 @register_kernel("block_rows", "replace_vanishing", "cuda")
-def _replace_vanishing_cuda(A: BsrMatrix, sizes: Array, share: float) -> None:
+def _replace_vanishing_cuda(A: BsrMatrix, sizes: Array, share: float) -> Array:
     unknowns, arrays = A.shape[0], (A.row_offsets.astype(np.int64, copy=False), A.column_indices, A.values)
-    arguments = (np.int64(unknowns), np.int32(A.row_granularity), np.float64(share), sizes, *arrays)
+    replaced = A.device.xp.zeros(unknowns, dtype=bool)
+    arguments = (np.int64(unknowns), np.int32(A.row_granularity), np.float64(share), sizes, *arrays, replaced)
     launch(BLOCK_ROW_KERNELS.function("replace_vanishing"), unknowns, _THREADS, arguments)
+    return replaced
 
 
 def csr_of(A: SparseMatrix) -> CsrMatrix:

@@ -8,6 +8,7 @@ import scipy.linalg
 import scipy.sparse
 from kernel_targets import gpu_count
 from scipy.sparse.linalg import eigsh
+from seven_point import seven_point
 
 import penstock
 from penstock import InputError, NotConvergedError, NotConvergedWarning
@@ -58,13 +59,6 @@ def plate(nodes, k, thickness=0.03):
     inside = np.all((X[:, :2] > 1e-9) & (X[:, :2] < 1 - 1e-9), axis=1)
     rows = np.flatnonzero(np.repeat(inside, 3))
     return K[rows][:, rows], M.to_csr()[rows][:, rows], X[inside], k
-
-
-def cube_of(line):
-    """The seven-point matrix of a line of points in each direction."""
-    identity = scipy.sparse.eye_array(line.shape[0])
-    parts = ((line, identity, identity), (identity, line, identity), (identity, identity, line))
-    return sum(scipy.sparse.kron(scipy.sparse.kron(a, b), c) for a, b, c in parts)
 
 
 def path(n, k):
@@ -180,8 +174,7 @@ def test_a_very_slender_beam_ends_at_the_rounding_floor():
 @pytest.mark.parametrize("penalty", [1e6, 1e12, 1e14, 1e30])
 def test_unknowns_that_a_penalty_holds(penalty):
     """Values are those of the matrix without them, but for the stiffness of the penalty."""
-    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(12, 12))
-    K = scipy.sparse.csr_array(cube_of(line))
+    K = seven_point(12)
     held = np.zeros(1728)
     held[::50] = penalty
     expected = np.sort(eigsh(scipy.sparse.csc_array(K[held == 0][:, held == 0]), 4, sigma=0)[0])
@@ -195,8 +188,7 @@ def test_unknowns_that_a_penalty_holds(penalty):
 @pytest.mark.parametrize("scale", [1e-20, 1.0])
 @pytest.mark.parametrize("coupling", [1e-8, 1e-6])
 def test_unknowns_that_hardly_couple_are_not_taken_for_single_ones(scale, coupling):
-    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(12, 12))
-    L = scipy.sparse.csc_array(cube_of(line))
+    L = scipy.sparse.csc_array(seven_point(12))
     expected = 1.0 + coupling * np.sort(eigsh(L, 4, sigma=0)[0])
 
     modes = penstock.eigsh(
@@ -205,6 +197,45 @@ def test_unknowns_that_hardly_couple_are_not_taken_for_single_ones(scale, coupli
 
     assert modes.converged
     np.testing.assert_allclose(modes.values / scale - 1.0, expected - 1.0, rtol=1e-3)
+
+
+def chain(points):
+    """The matrix of a chain of points that nothing holds."""
+    ends = np.full(points, 2.0)
+    ends[[0, -1]] = 1.0
+    return scipy.sparse.diags_array([-np.ones(points - 1), ends, -np.ones(points - 1)], offsets=[-1, 0, 1])
+
+
+@pytest.mark.parametrize("points", [2, 3, 5, 40])
+def test_chains_that_nothing_holds_beside_a_body(points):
+    """Most of them are a column of the prolongator that K maps to zero."""
+    K = scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(12)] + 3 * [chain(points)]))
+    modes = penstock.eigsh(K, 7, device="cpu")
+    assert modes.converged
+    assert modes.zeros == 3
+    assert modes.iterations <= 12
+    np.testing.assert_allclose(modes.values, np.sort(eigsh(K.tocsc(), 7, sigma=-0.01)[0]), rtol=1e-9, atol=1e-12)
+
+
+def test_more_motions_without_energy_than_modes():
+    K = scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(12)] + 30 * [chain(3)]))
+    modes = penstock.eigsh(K, 8, device="cpu")
+    assert modes.converged
+    assert (modes.zeros, modes.iterations) == (8, 0)
+    assert modes.cuts_cluster
+    assert np.abs(K @ modes.vectors).max() < 1e-14
+
+
+@pytest.mark.parametrize("with_coordinates", [True, False])
+@pytest.mark.parametrize("side", [2, 3, 4])
+def test_a_small_free_body_beside_a_held_one(side, with_coordinates):
+    (K, M, X, _), (free_K, free_M, free_X, _) = box(8), box(side, 2.0, clamped=False)
+    K, M = (scipy.sparse.csr_array(scipy.sparse.block_diag(of)) for of in ((K, free_K), (M.to_csr(), free_M.to_csr())))
+    X = np.concatenate([X, free_X + 50.0]) if with_coordinates else None
+    modes = penstock.eigsh(K, 10, M, coordinates=X, device="cpu")
+    assert modes.converged
+    assert modes.zeros == 6
+    np.testing.assert_allclose(modes.values[6:], reference(K, M, 10, -0.01)[6:], rtol=1e-9)
 
 
 def test_a_free_body_in_float32():

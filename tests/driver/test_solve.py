@@ -11,6 +11,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 from kernel_targets import gpu_count
 from labelled import Series
+from seven_point import seven_point
 
 import penstock
 from penstock.driver import predicted, slow_modes
@@ -315,13 +316,7 @@ class TestDecisions:
 
 def diffusion(side, shift):
     """A 7-point Laplacian of a cube with the unknowns of one face fixed, and a shift as of a time step."""
-    line = scipy.sparse.diags_array([-np.ones(side - 1), 2 * np.ones(side), -np.ones(side - 1)], offsets=[-1, 0, 1])
-    one = scipy.sparse.eye_array(side)
-    sums = [
-        scipy.sparse.kron(scipy.sparse.kron(a, b), c)
-        for a, b, c in ((line, one, one), (one, line, one), (one, one, line))
-    ]
-    A = scipy.sparse.csr_array(sum(sums))
+    A = seven_point(side)
     natural = scipy.sparse.diags_array(A.sum(axis=1) * (np.arange(side**3) >= side**2))
     return scipy.sparse.csr_array(A - natural + shift * scipy.sparse.eye_array(side**3))
 

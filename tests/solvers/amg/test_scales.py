@@ -3,20 +3,12 @@
 import numpy as np
 import pytest
 import scipy.sparse
+from seven_point import seven_point
 
 from penstock.fem import Cantilever
 from penstock.solvers import cg, multigrid, smoothed_aggregation
 from penstock.spmv import CsrMatrix
 from penstock.streaming import HostStore, StreamedMatrix
-
-
-def laplacian(side, *, held=True):
-    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(side, side)).tolil()
-    if not held:
-        line[0, 0] = line[-1, -1] = 1.0
-    identity = scipy.sparse.eye_array(side)
-    pairs = ((line, identity, identity), (identity, line, identity), (identity, identity, line))
-    return scipy.sparse.csr_array(sum(scipy.sparse.kron(scipy.sparse.kron(a, b), c) for a, b, c in pairs))
 
 
 def iterations(make, csr, b, **options):
@@ -72,7 +64,7 @@ def test_lines_and_groups_of_nodes_are_measured_past_a_penalty(grouped, penalty)
 @pytest.mark.parametrize("side", [2, 3, 5])
 def test_a_closed_pocket_beside_a_large_part_is_left_to_the_smoother(make, side):
     """Its constant function has an energy of rounding, possibly a negative one; b is in the range of the matrix."""
-    csr = scipy.sparse.csr_array(scipy.sparse.block_diag([laplacian(20), laplacian(side, held=False)]))
+    csr = scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(20), seven_point(side, held=False)]))
     b = csr @ np.random.default_rng(0).standard_normal(csr.shape[0])
 
     assert iterations(make, csr, b) < 12
@@ -89,7 +81,7 @@ def test_the_scale_of_the_whole_does_not_matter(make, scale):
 
 
 def test_a_streamed_matrix_with_a_penalty_takes_no_more_iterations():
-    csr = laplacian(14)
+    csr = seven_point(14)
     held = np.zeros(csr.shape[0])
     held[:196] = 6e18
     stiff = scipy.sparse.csr_array(csr + scipy.sparse.diags_array(held))

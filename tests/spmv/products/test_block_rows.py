@@ -137,8 +137,9 @@ def test_diagonal_entries_that_vanish_are_replaced_where_there_is_a_diagonal_blo
     A = BsrMatrix((6, 6), np.dtype(np.float64), target.put(offsets), target.put(columns), target.put(values))
 
     with target.running():
-        find_kernel("block_rows", "replace_vanishing", target.device_kind)(A, target.put(sizes), 1e-13)
+        replaced = find_kernel("block_rows", "replace_vanishing", target.device_kind)(A, target.put(sizes), 1e-13)
 
+    assert target.get(replaced).tolist() == [False, True, True, False, False, False]
     expected = values.copy()
     expected[0, 1, 1], expected[2, 0, 0] = 3.0, 2.0  # the third row has no diagonal block
     assert np.array_equal(target.get(A.values), expected, equal_nan=True)
