@@ -376,6 +376,9 @@ def largest_eigenvalue(
         if not (0 < energy < math.inf and 0 < quotient < math.inf):  # not positive definite, or badly scaled
             return bound if number <= measured else estimated_bound
         before, estimate = estimate, quotient / energy
+        if _MARGIN * estimate >= bound:  # as it will be after further rounds
+            estimated_bound = bound
+            break
         if number == measured:
             estimated_bound = min(bound, _MARGIN * estimate)
         elif number > measured:

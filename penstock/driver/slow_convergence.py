@@ -53,8 +53,9 @@ from penstock.spmv import CPU, Operator, SparseMatrix, SweptOperator
 from penstock.streaming import StreamPlan
 
 # Iterations with Jacobi, with a coarse level of nodes, and with multigrid, before the convergence is judged; each look after them
-# judges it anew.
+# judges it anew. With Jacobi it is judged after half of them, too, and must promise this many times as many iterations there.
 _TRIED, _TRIED_NODES, _TRIED_MULTIGRID = 50, 25, 15
+_FAR_MORE = 5
 # A factorisation replaces multigrid if it is predicted to take less time than this number of iterations, and much less than those
 # that are left.
 _LONGEST_FACTORISATION = 1500
@@ -342,8 +343,9 @@ class ConvergenceWatch:
     """A monitor that stops a solve which promises to take more than some iterations to its tolerance, if enough are left.
 
     The expected number of iterations is extrapolated from the mean rate of convergence. With ``stands_still`` it is also
-    extrapolated from the rate of the last half of the iterations, and the smaller number counts. It also stops where
-    ``sooner`` says that a factorisation takes much less time than the iterations that are left.
+    extrapolated from the rate of the last half of the iterations, and the smaller number counts; if that is far too large after
+    half of the iterations before the first judgement, the solve stops there. It also stops where ``sooner`` says that a
+    factorisation takes much less time than the iterations that are left.
     """
 
     worth: int
@@ -364,17 +366,26 @@ class ConvergenceWatch:
             return True
         iterations = record.state.iteration  # of this solve, which may go on from another one
         enough_left = self.maxiter is None or record.iteration + _FEWEST_LEFT <= self.maxiter
-        if iterations >= self.tried and enough_left:
+        if not enough_left:
+            return False
+        if self.stands_still and iterations == self.tried // 2:
+            expected = min(_expected_by_rates(record, self.rtol, self.atol))
+            if _FAR_MORE * self.worth < expected < math.inf:  # a residual that still grows promises nothing
+                self.expected, self.left_seconds = expected, self._seconds_after(iterations, expected)
+        elif iterations >= self.tried:
             mean, recent = _expected_by_rates(record, self.rtol, self.atol)
             expected = min(mean, recent) if self.stands_still else mean
-            each = (time.thread_time() - self.began) / iterations
-            self.left_seconds = max(0.0, expected - iterations) * each
+            self.left_seconds = self._seconds_after(iterations, expected)
             slow = expected > 2 * iterations
             if slow and (expected > self.worth or (self.sooner is not None and self.sooner(self.left_seconds))):
                 self.expected = expected
             elif iterations >= self.worth and recent > iterations + self.worth:
                 self.expected = recent  # as much again must not be spent on a residual that hardly falls any more
         return self.expected > 0
+
+    def _seconds_after(self, iterations: int, expected: float) -> float:
+        """Return the seconds of the iterations that are expected to be left."""
+        return max(0.0, expected - iterations) * (time.thread_time() - self.began) / iterations
 
 
 @dataclass

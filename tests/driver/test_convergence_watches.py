@@ -46,6 +46,20 @@ def test_a_residual_that_stood_still_at_first_is_told_by_its_last_rate():
     assert verdicts == [True, False]  # the mean rate promises 133 iterations, the last one 92
 
 
+@pytest.mark.parametrize(
+    ("iteration", "norm", "stops"),
+    [(24, 0.9, False), (25, 0.9, True), (25, 0.03, False), (25, 1.1, False), (26, 0.9, False)],  # 0.03 promises 131
+)
+def test_half_of_the_iterations_suffice_where_far_more_are_promised(iteration, norm, stops):
+    record = looked(iteration, norm)
+    record.state.residual_norms[:] = [norm ** (k / iteration) for k in range(iteration + 1)]
+    watch = ConvergenceWatch(100, 50, 1e-8, 0.0, None, None, stands_still=True)
+
+    assert watch(record) == stops
+    assert (watch.left_seconds > 0) == stops
+    assert not ConvergenceWatch(100, 50, 1e-8, 0.0, None, None)(record)
+
+
 def test_what_takes_much_less_is_not_waited_for():
     asked = []
     watch = ConvergenceWatch(1000, 50, 1e-8, 0.0, None, None, sooner=lambda left: asked.append(left) or len(asked) > 1)
