@@ -23,6 +23,7 @@ from penstock.spmv import (
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import shared_range
+from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import count_true
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 from penstock.spmv.products.block_products import smoothed_rows
@@ -281,6 +282,27 @@ def inverted_blocks(operator: Operator, blocks: Array) -> DiagonalBlocks:
             f"the inverse of the diagonal block at row {infinite * size} leaves the range of {operator.dtype}; scale A"
         )
     return DiagonalBlocks(inverses)
+
+
+def block_norms(blocks: Array) -> Array:
+    """Return the Frobenius norms of small blocks, (count, rows, columns): float64, (count,)."""
+    device = device_of(blocks)
+    norms = device.xp.empty(len(blocks))
+    find_kernel("blocks", "norms", device.kind)(blocks, norms)
+    return norms
+
+
+@register_kernel("blocks", "norms", "cpu")
+def _norms_cpu(blocks: Array, norms: Array) -> None:
+    np.sqrt(np.einsum("nij,nij->n", blocks, blocks, dtype=np.float64), out=norms)
+
+
+# CuPy's einsum would load cuBLAS, which takes longer than the set-up of a small system.
+@register_kernel("blocks", "norms", "cuda")
+def _norms_cuda(blocks: Array, norms: Array) -> None:
+    function = DIAGONAL_BLOCK_KERNELS.function(f"measure_blocks<{type_names(blocks)}>")
+    entries = math.prod(blocks.shape[1:])
+    launch(function, len(blocks), 256, (np.int64(len(blocks)), np.int32(entries), blocks, norms))
 
 
 def _inverted_on_gpu(blocks: Array, xp: Any) -> tuple[Array, int, int]:

@@ -181,7 +181,8 @@ def _vectors(sizes) -> list[str]:
 
 
 def _diagonal_blocks(sizes) -> list[str]:
-    return [f"invert_blocks<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)]
+    inverting = (f"invert_blocks<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes))
+    return [*inverting, *(f"measure_blocks<{type_}>" for type_ in ITEMSIZE)]
 
 
 def _conjugate_gradients(sizes) -> list[str]:

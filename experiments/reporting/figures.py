@@ -52,12 +52,13 @@ def _use_powers_of_ten(axis: Any) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    # A tight box takes a further drawing; the constrained layout of flat pictures has no need of one.
+    figure.savefig(path, dpi=150, bbox_inches=None if figure.get_layout_engine() else "tight")
 
 
 def draw_convergence(path: Path, histories: list[list[float]], true_residual: float, rtol: float) -> None:
     """Draw the recursive residuals, one line per right-hand side, the largest true residual and the tolerance."""
-    figure = Figure(figsize=(6.4, 3.8))
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
     several = len(histories) > 1
     axes.set(yscale="log")
@@ -83,7 +84,7 @@ def draw_convergence(path: Path, histories: list[list[float]], true_residual: fl
 def draw_tip_deflections(path: Path, tips: dict[str, float], quantities: list[str], *, samples: bool) -> None:
     """Draw deflections: of load cases as bars, a panel for each quantity, of samples as a histogram with mean and deviation."""
     if samples:
-        figure = Figure(figsize=(6.4, 3.8))
+        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
         axes = figure.subplots()
         values = np.array(list(tips.values()))
         axes.hist(values, bins=max(5, int(np.sqrt(values.size)) + 1), color=_BLUE, edgecolor="white")
@@ -117,7 +118,7 @@ def _bars_of_load_cases(tips: dict[str, float], quantities: list[str]) -> Figure
 
 def draw_monte_carlo(path: Path, tips: list[float], quantity: str) -> None:
     """Draw mean and standard deviation of the deflection against the number of samples."""
-    figure = Figure(figsize=(6.4, 5.2))
+    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     above, below = figure.subplots(2, sharex=True)
     values, count = np.array(tips), np.arange(1, len(tips) + 1)
     mean = np.cumsum(values) / count
@@ -169,7 +170,7 @@ def draw_comparison(path: Path, records: list[dict[str, Any]], histories: list[l
 
 def draw_timeline(path: Path, timeline: Timeline, title: str = "") -> None:
     """Draw when transfers and kernels ran, one row each, with the numbers of the subdivisions."""
-    figure = Figure(figsize=(9, 2.2))
+    figure = Figure(figsize=(9, 2.2), layout="constrained")
     axes = figure.subplots()
     draw_spans(axes, timeline)
     axes.set(xlabel="milliseconds", title=title)

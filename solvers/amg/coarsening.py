@@ -39,7 +39,7 @@ from penstock.solvers.amg.strength import strong_graph
 from penstock.solvers.amg.strong_aggregates import strong_aggregates
 from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import NEARLY_SETTLED, SETTLED, largest_eigenvalue, scaled_row_sums
-from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
+from penstock.solvers.preconditioners import DiagonalBlocks, block_norms, inverted_blocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SparseMatrix, SweptOperator, VectorSpace
 from penstock.spmv.beside import Beside
 from penstock.spmv.communicator import communicator_of
@@ -100,12 +100,12 @@ def coarsen(
     communicator, count = communicator_of(A), A.shape[0] // size
     modes, points = checked_near_null_space(A, size, near_null_space, _points(A, size, coordinates, aggregates))
     _check_cuts(A, size)
-    diagonal, sums, norms = _diagonal(A, size)
+    # On ranks: strong couplings are followed where all have nodes, and none has given aggregates.
+    may_follow = not stored and not communicator.largest(float(count == 0 or aggregates is not None))
+    diagonal, sums, norms = _diagonal(A, size, with_norms=finest and may_follow)
     # The sum is 1 plus the couplings. Levels that are not stored keep all unknowns of a coarse matrix.
     free = sums >= 1.0 + _DECOUPLED if finest or stored else None
     groups = _group_inverses(A, ties=finest) if grouped and stored else None
-    # On ranks: strong couplings are followed where all have nodes, and none has given aggregates.
-    may_follow = not stored and not communicator.largest(float(count == 0 or aggregates is not None))
     if grouped and may_follow:
         with communicator.together():
             known = modes_of(count, size, modes, points, A.device)
@@ -114,7 +114,7 @@ def coarsen(
         del known
     by_strength = stored and points is None and aggregates is None
     jumps = None
-    if finest and may_follow:
+    if norms is not None:
         jumps = strong_aggregates(A, norms, size, _columns_of(size, modes, points), nodes, smoothing)
     del norms
     find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
@@ -214,11 +214,11 @@ def measured(A: Operator, size: int, **options: Any) -> tuple[DiagonalBlocks, fl
     return diagonal, largest_eigenvalue(A, diagonal, row_sums=sums, **options)
 
 
-def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array, Array]:
-    """Return D, the row sums of ``|D| |A|``, and the Frobenius norms of the diagonal blocks of A."""
+def _diagonal(A: Operator, size: int, *, with_norms: bool = False) -> tuple[DiagonalBlocks, Array, Array | None]:
+    """Return D, the row sums of ``|D| |A|``, and the Frobenius norms of the diagonal blocks of A if they are wanted."""
     with communicator_of(A).together():
         blocks, of_rows = diagonal_and_row_sums(A, size)
-        norms = A.device.xp.sqrt(A.device.xp.einsum("nij,nij->n", blocks, blocks))
+        norms = block_norms(blocks) if with_norms else None
         diagonal = inverted_blocks(A, blocks)
         del blocks
         sums = scaled_row_sums(diagonal, of_rows)

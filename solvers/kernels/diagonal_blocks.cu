@@ -44,3 +44,18 @@ __global__ void __launch_bounds__(256) invert_blocks(
     if (!positive) atomicMin(first_bad, (unsigned long long)k);
     if (!finite) atomicMin(first_bad + 1, (unsigned long long)k);
 }
+
+// The Frobenius norms of blocks of some entries, one per thread, in double.
+template <class Vector>
+__global__ void __launch_bounds__(256) measure_blocks(
+    const long long count, const int entries, const Vector* __restrict__ blocks, double* __restrict__ norms)
+{
+    const long long k = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (k >= count) return;
+    double squares = 0.0;
+    for (int entry = 0; entry < entries; ++entry) {
+        const double own = double(blocks[k * entries + entry]);
+        squares += own * own;
+    }
+    norms[k] = sqrt(squares);
+}

@@ -81,10 +81,7 @@ class CudaSource:
 
     def text(self) -> str:
         """Return common.cuh, the enums and the file as one text; ``#line`` directives keep compiler messages exact."""
-        common = resources.files("penstock.spmv.kernels") / "common.cuh"
-        file = (self.folder if isinstance(self.folder, Path) else resources.files(self.folder)) / self.file_name
-        # Names without their folders: the text is the key of CuPy's cache, and equal wherever the library is installed.
-        return "\n".join([_numbered(common), *map(_in_cpp, self.enums), *filter(None, [self.before]), _numbered(file)])
+        return _text(self)
 
     def function(self, expression: str) -> KernelFunction:
         """Return the compiled instantiation of a kernel template, for example ``csr_spmv<double, double, int, 8>``.
@@ -92,6 +89,14 @@ class CudaSource:
         CuPy's functions load themselves on whichever device is current when they are called.
         """
         return compile_function(self, expression)
+
+
+@functools.cache
+def _text(source: CudaSource) -> str:
+    common = resources.files("penstock.spmv.kernels") / "common.cuh"
+    file = (source.folder if isinstance(source.folder, Path) else resources.files(source.folder)) / source.file_name
+    # Names without their folders: the text is the key of CuPy's cache, and equal wherever the library is installed.
+    return "\n".join([_numbered(common), *map(_in_cpp, source.enums), *filter(None, [source.before]), _numbered(file)])
 
 
 def _numbered(file: Traversable) -> str:

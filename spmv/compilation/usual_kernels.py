@@ -8,7 +8,7 @@ from importlib import resources
 
 from penstock.host.threads import usable_cores
 from penstock.spmv.compilation.cuda_module import compile_together, compiled_functions, known_sources
-from penstock.spmv.compilation.cupy_kernels import CUPY
+from penstock.spmv.compilation.cupy_kernels import CUPY, LOADING
 from penstock.spmv.device import Device
 
 #: The case of what looks at a matrix before it is decided how it is used.
@@ -57,7 +57,8 @@ def begin_compilation(case: str, device: Device) -> None:
         if file in sources
         for expression in expressions
     ]
-    compile_together(wanted, kernels.get(CUPY, ()), min(usable_cores(), _MOST_THREADS), device)
+    calls = [*LOADING, *kernels[CUPY]] if CUPY in kernels else []
+    compile_together(wanted, calls, min(usable_cores(), _MOST_THREADS), device)
 
 
 def recorded() -> dict[str, list[str]]:

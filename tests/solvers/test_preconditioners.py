@@ -12,6 +12,7 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import as_preconditioner, block_jacobi, cg, jacobi
 from penstock.solvers.preconditioners import _inverted_on_gpu
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, Operator
+from penstock.spmv.compilation.table import find_kernel
 from penstock.streaming import HostStore, StreamedMatrix
 from penstock.streaming.planning.workload import Ring
 
@@ -286,3 +287,20 @@ def test_the_first_bad_block_is_named(target):
 
     assert found[1:] == (77, 500)
     assert narrow[1:] == (77, 40)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("count", [0, 700])
+def test_norms_of_blocks(target, dtype, size, count):
+    blocks = np.random.default_rng(size).standard_normal((count, size, size)).astype(dtype)
+    blocks[:5] = 0.0
+
+    with target.running():
+        on_target = target.put(np.empty(count))
+        find_kernel("blocks", "norms", target.device_kind)(target.put(blocks), on_target)
+
+    np.testing.assert_allclose(
+        target.get(on_target), np.linalg.norm(blocks.astype(np.float64), axis=(1, 2)), rtol=8 * np.finfo(float).eps
+    )

@@ -119,6 +119,21 @@ def test_kernels_of_cupy_are_compiled_by_calls_for_one_number(monkeypatch):
     assert called == [("int64", 1), ("int32", "float64"), (1, "int64")]
 
 
+def test_cupy_compares_by_operators(monkeypatch):
+    """Only these are what the first comparison in a solve needs."""
+    compared = []
+
+    class Noting(float):
+        def __ge__(self, other):
+            compared.append(other)
+
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=lambda count, kind: Noting()))
+
+    evaluate("greater_equal(float64, float)")
+
+    assert compared == [1.0]
+
+
 def test_calls_of_cupy_that_are_begun_are_not_begun_again(monkeypatch):
     called = []
     monkeypatch.setattr(cuda_module, "_calls", set())
