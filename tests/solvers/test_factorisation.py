@@ -289,6 +289,21 @@ def test_the_reference_blas_is_told_from_an_optimised_one(library, monkeypatch):
         assert sparse_cholesky._blas_seconds.__wrapped__() == expected
 
 
+@pytest.mark.parametrize(
+    ("of_cholmod", "of_lapack", "optimised"),
+    [(0.1e-9, 0.03e-9, True), (0.3e-9, 0.07e-9, True), (0.6e-9, 0.06e-9, False), (0.5e-9, 0.45e-9, False)],
+)
+def test_a_slow_machine_is_told_from_a_slow_blas(library, monkeypatch, of_cholmod, of_lapack, optimised):
+    if library == "SuperLU":
+        pytest.skip("its BLAS is that of SciPy")
+    seconds = iter((of_cholmod, of_lapack))
+    monkeypatch.setattr(sparse_cholesky, "_seconds_of_operation", lambda factorise: factorise() and next(seconds))
+
+    found = sparse_cholesky._blas_seconds.__wrapped__()
+
+    assert found == (sparse_cholesky._OPTIMISED_SECONDS if optimised else sparse_cholesky._REFERENCE_SECONDS)
+
+
 def neumann(m, seed=0):
     """A diffusion problem without any fixed value, singular but for the rounding of its entries to float32."""
     rng = np.random.default_rng(seed)
