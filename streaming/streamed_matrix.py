@@ -311,9 +311,11 @@ class StreamedMatrix(SweptMatrix):
     def reach(self) -> int:
         """Number of subdivisions to either side that the entries of one couple with.
 
-        Measured in an extra sweep that restores the direction afterwards: otherwise the order in which half of a symmetric
-        matrix is summed would depend on when this property is first read.
+        Where the plan does not know it, it is measured in an extra sweep that restores the direction afterwards: otherwise the
+        order in which half of a symmetric matrix is summed would depend on when this property is first read.
         """
+        if self.plan.reach is not None:
+            return self.plan.reach
         starts = self.plan.index.row_starts
         columns, direction = [range(0)] * len(starts), self.direction
 

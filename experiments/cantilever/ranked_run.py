@@ -165,7 +165,8 @@ class RankedRun(SingleRun):
 
     def _stored(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | WithImage:
         """Build and open the square of this rank's rows, which is streamed; couplings and an image stay in memory."""
-        plan = placement.plan_of_store
+        # Rows of a rank may begin inside a plane of nodes: which subdivisions they couple is measured.
+        plan = dataclasses.replace(placement.plan_of_store, reach=None)
         couplings = couplings_of_rank(self.experiment, self.partition, self.communicator, self.device)
         path = self._checkpoint.parent / f"{self.folder.matrix.name}-of-rank-{self.communicator.rank}"
         with self.communicator.together():

@@ -118,9 +118,7 @@ class ModesSearch:
         if isinstance(M, SmoothedAggregation):
             return M
         known = {name: of for name, of in system.request.options.items() if name in ("coordinates", "near_null_space")}
-        size = system.request.block_size
-        if size == "auto":
-            size = 1 if system.placement is None else system.placement.spec.block_size
+        size = system.request.node_size(1 if system.placement is None else system.placement.spec.block_size)
         spec: Any = with_modes_degree(SmoothedAggregationSpec(block_size=size, **known))
         if system.order is not None:
             spec = spec.in_order(system.order.forward)

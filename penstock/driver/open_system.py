@@ -277,7 +277,7 @@ class OpenSystem:
 
     def _built_of_operator(self) -> Operator | None:
         """Return what a caller asks for, or Jacobi where the operator knows its diagonal."""
-        block_size = 1 if self.request.block_size == "auto" else self.request.block_size
+        block_size = self.request.node_size()
         [self._spec] = self.request.specs(block_size, streamed=False)
         try:
             return self._spec.build(self.A)

@@ -282,7 +282,7 @@ class _Opener:
     def _open_format(self, matrix: SparseMatrix) -> _Opening:
         """Keep the format that the caller has chosen."""
         host = matrix.to_device(CPU)
-        together = 1 if self.request.block_size == "auto" else int(self.request.block_size)
+        together = self.request.node_size()
 
         def index_for(count: int) -> MatrixIndex:
             return index_of(row_slabs(host, count, together), host.shape)

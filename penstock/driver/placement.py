@@ -80,7 +80,7 @@ def solve_candidates(
                     index = cached(count)
                 except InputError:  # too many entries for one slab
                     continue
-                reach = 1
+                reach = None
                 if degree > 1:
                     reach = reach_cached[count] = reach_cached.get(count) or reach_for(index)
                 yield Candidate(index, workload(spec, degree), reach)
@@ -108,7 +108,7 @@ def place_index(
     matrix in memory will be a :class:`SparseMatrix`, of which a CPU can make multigrid, and ``symmetry`` is said of the matrix.
     """
     check_square(index.shape, request.name)
-    block_size = index.block_size if request.block_size == "auto" else request.block_size
+    block_size = request.node_size(index.block_size)
     whole_size = block_size
     if request.block_size == "auto" and block_size == 1 and dense_blocks is not None:
         whole_size = dense_blocks()
@@ -141,7 +141,7 @@ def place_index(
     workload = functools.partial(vectors.workload, request)
     candidates = solve_candidates(index_for or (lambda count: index), counts, specs, workload, reach_for)
     plan = choose(candidates, room, ring or Ring(), rates=rates(index.nbytes))
-    if plan.workload.degree > 1 and 2 * plan.reach >= len(plan.index.subdivisions):
+    if plan.reach is not None and 2 * plan.reach >= len(plan.index.subdivisions):
         facts.append(("order", COUPLED))
     return _streamed(request, plan, specs, vectors, index.nnz, facts, ring=ring)
 

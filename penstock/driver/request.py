@@ -54,6 +54,10 @@ class Request:
         """The method that solves."""
         return self.method if isinstance(self.method, MethodChoice) else method_named(self.method)
 
+    def node_size(self, otherwise: int = 1) -> int:
+        """Return the unknowns of a node that the caller gives, or what stands for them where that is left open."""
+        return otherwise if self.block_size == "auto" else int(self.block_size)
+
     def format_fact(self, chosen: Suggestion, exact: bool, why: str) -> tuple[str, str]:
         """Return what to say of a format for a matrix that is symmetric, ``exact`` or but for rounding, and why it is used."""
         half = ""

@@ -53,7 +53,7 @@ from penstock.spmv import CPU, Operator, SparseMatrix, SweptOperator
 from penstock.streaming import StreamPlan
 
 # Iterations with Jacobi, with a coarse level of nodes, and with multigrid, before the convergence is judged; each look after them
-# judges it anew. With Jacobi it is judged after half of them, too, and must promise this many times as many iterations there.
+# judges it anew. With Jacobi it is judged from half of them on, where it must promise this many times more than is worth while.
 _TRIED, _TRIED_NODES, _TRIED_MULTIGRID = 50, 25, 15
 _FAR_MORE = 5
 # A factorisation replaces multigrid if it is predicted to take less time than this number of iterations, and much less than those
@@ -343,9 +343,9 @@ class ConvergenceWatch:
     """A monitor that stops a solve which promises to take more than some iterations to its tolerance, if enough are left.
 
     The expected number of iterations is extrapolated from the mean rate of convergence. With ``stands_still`` it is also
-    extrapolated from the rate of the last half of the iterations, and the smaller number counts; if that is far too large after
-    half of the iterations before the first judgement, the solve stops there. It also stops where ``sooner`` says that a
-    factorisation takes much less time than the iterations that are left.
+    extrapolated from the rate of the last half of the iterations, and the smaller number counts; if it is several times
+    ``worth``, half of the iterations before the first judgement suffice. It also stops where ``sooner`` says that a factorisation
+    takes much less time than the iterations that are left.
     """
 
     worth: int
@@ -368,7 +368,7 @@ class ConvergenceWatch:
         enough_left = self.maxiter is None or record.iteration + _FEWEST_LEFT <= self.maxiter
         if not enough_left:
             return False
-        if self.stands_still and iterations == self.tried // 2:
+        if self.stands_still and self.tried // 2 <= iterations < self.tried:
             expected = min(_expected_by_rates(record, self.rtol, self.atol))
             if _FAR_MORE * self.worth < expected < math.inf:  # a residual that still grows promises nothing
                 self.expected, self.left_seconds = expected, self._seconds_after(iterations, expected)

@@ -102,7 +102,8 @@ def coarsen(
     _check_cuts(A, size)
     # On ranks: strong couplings are followed where all have nodes, and none has given aggregates.
     may_follow = not stored and not communicator.largest(float(count == 0 or aggregates is not None))
-    diagonal, sums, norms = _diagonal(A, size, with_norms=finest and may_follow)
+    follows = finest and may_follow
+    diagonal, sums, norms = _diagonal(A, size, with_norms=follows)
     # The sum is 1 plus the couplings. Levels that are not stored keep all unknowns of a coarse matrix.
     free = sums >= 1.0 + _DECOUPLED if finest or stored else None
     groups = _group_inverses(A, ties=finest) if grouped and stored else None
@@ -114,7 +115,8 @@ def coarsen(
         del known
     by_strength = stored and points is None and aggregates is None
     jumps = None
-    if norms is not None:
+    if follows:
+        assert norms is not None
         jumps = strong_aggregates(A, norms, size, _columns_of(size, modes, points), nodes, smoothing)
     del norms
     find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
@@ -418,7 +420,7 @@ def _uncoupled_energies(A: Operator, diagonal: DiagonalBlocks, T: Tentative) -> 
         v = noise(A.device, first + sample * _FAR, A.shape[0])
         v *= scales
         T.restrict(v, sums)
-        energies += sums * sums
+        energies += sums * sums / _SAMPLES
     largest = float(energies.max()) if T.unknowns else 0.0
     largest = largest or VectorSpace.of(A).maximum(scales) ** 2
     return xp.where(energies > 0.0, energies, largest), largest

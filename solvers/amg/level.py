@@ -52,9 +52,12 @@ class CoarseLevel:
         self._solves: dict[tuple[int, ...], tuple[Array, Array, Replay]] = {}
 
     def energy_product(self, vectors: Array) -> Array:
-        """Return ``P^T A P`` times coarse vectors, as a new array; A has other diagonal entries where that vanishes."""
+        """Return ``P^T A P`` times coarse vectors, as a new array; A has other diagonal entries where those of that are rounding.
+
+        Such rows count as zero: where a diagonal entry of a positive semidefinite matrix vanishes, its row does.
+        """
         products = self.A.apply(vectors)
-        products[self.vanishing] = 0.0  # in a positive semidefinite matrix the whole row vanishes
+        products[self.vanishing] = 0.0
         return products
 
     def solve(self, r: Array) -> Array:

@@ -45,12 +45,14 @@ def coarse_mass(M: SmoothedAggregation, mass: Mass) -> BsrMatrix:
     return coarse_matrix(M.A, D, M.level.T, M.smooth, mass)
 
 
-def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float, most: int) -> CoarseModes:
-    """Return up to ``most`` free motions of the coarse level, and about its lowest ``count`` further modes, or as many as it has.
+def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float, k: int) -> CoarseModes:
+    """Return up to ``k + 1`` free motions of the coarse level, and about its lowest ``count`` other modes, or as many as it has.
 
-    Values up to ``zero`` are zero but for rounding.
+    If k motions are free, one further mode shows what their residuals are small beside. Values up to ``zero`` are zero but for
+    rounding.
     """
-    free = free_motions(level, mass, zero, most)
+    free = free_motions(level, mass, zero, k + 1)
+    count = 1 if free.shape[1] >= k else count
     present = level.T.unknowns - int(level.T.missing.sum())
     count = max(0, min(count, present - free.shape[1]))
     if not count:

@@ -20,8 +20,8 @@ _Arrays = np.ndarray[Any, Any]
 def free_motions(level: CoarseLevel, mass: BsrMatrix, zero: float, most: int) -> Array:
     """Return ``most`` coarse motions that K maps to zero but for rounding, or as many as there are: (unknowns, motions).
 
-    They are combinations of the near-null space on one connected part each, and M-orthonormal. The energy over that of ``mass``,
-    which is ``P^T M P``, is at most ``zero``.
+    Each is a combination of the near-null space on one connected part, and zero on all others; they are M-orthonormal. The energy
+    over that of ``mass``, which is ``P^T M P``, is at most ``zero``.
     """
     device = level.A.device
     N = device.xp.ascontiguousarray(level.near_null_space)
@@ -30,16 +30,19 @@ def free_motions(level: CoarseLevel, mass: BsrMatrix, zero: float, most: int) ->
     of_k, of_m = level.energy_product(N), mass.apply(N)
     N, of_k, of_m = (device.to_host(vectors) for vectors in (N, of_k, of_m))
     part = _parts(level.A)
+    members = np.split(np.argsort(part, kind="stable"), np.cumsum(np.bincount(part))[:-1])
     grams_k, grams_m = _grams(part, N, of_k), _grams(part, N, of_m)
     squares = np.diagonal(grams_m, axis1=1, axis2=2)
     scales = np.where(squares > 0, 1 / np.sqrt(np.where(squares > 0, squares, 1.0)), 0.0)
     grams_k, grams_m = (scales[:, :, None] * grams * scales[:, None, :] for grams in (grams_k, grams_m))
     found, columns = np.zeros((N.shape[0], most)), 0
     for number in np.flatnonzero(_may_be_free(grams_k, zero)):
-        here = part == number
         coefficients = scales[number][:, None] * _free(grams_k[number], grams_m[number], zero)[:, : most - columns]
-        found[here, columns : columns + coefficients.shape[1]] = N[here] @ coefficients
-        columns += coefficients.shape[1]
+        here, count = members[number], coefficients.shape[1]
+        found[here, columns : columns + count] = N[here] @ coefficients
+        columns += count
+        if columns == most:
+            break
     return device.asarray(np.ascontiguousarray(found[:, :columns]))
 
 
@@ -62,7 +65,10 @@ def _grams(part: _Arrays, vectors: _Arrays, images: _Arrays) -> _Arrays:
 
 
 def _may_be_free(grams_k: _Arrays, zero: float) -> _Arrays:
-    """Return which parts may have a motion without energy: of coefficients of length 1 the mass is at most their number."""
+    """Return which parts may have a motion without energy.
+
+    Of its coefficients y, of length 1, ``y^T G_k y <= zero y^T G_m y``, and that is at most ``zero`` times their number.
+    """
     count = grams_k.shape[1]
     return np.asarray(np.linalg.eigvalsh(grams_k)[:, 0] <= zero * count)
 

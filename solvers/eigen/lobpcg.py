@@ -307,7 +307,10 @@ class _Ending:
         if stops:
             return "stopped"
         values = state.values[: self._wanted].copy()
-        falling = self._values.shape == values.shape and bool((values < self._values * (1 - _FALLING)).any())
+        # Values that are zero but for rounding change without end.
+        falling = self._values.shape == values.shape and bool(
+            ((values < self._values * (1 - _FALLING)) & (values > state.zero)).any()
+        )
         self._values = values
         if worst < _LESS * self._best or falling:
             self._best, self._since = min(worst, self._best), 0

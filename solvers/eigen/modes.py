@@ -225,21 +225,24 @@ class _Search:
         self.columns = limits.block
         self.monitor, self.moves, self.iterations = monitor, moves, 0
         self.device: Device = K.device
-        scale = M.level.scale / float(mass.diagonal().mean())
+        #: About the largest value.
+        self.scale = M.level.scale / float(mass.diagonal().mean())
         eps = float(np.finfo(float).eps)
         #: What rounding in K makes of a value that is zero, and rounding in products with K.
-        self.zero, self.unit = max(_ZERO * eps, rounding) * scale, _FLOOR * eps * scale
+        self.zero, self.unit = max(_ZERO * eps, rounding) * self.scale, _FLOOR * eps * self.scale
 
     def run(self, before: ModesState | None) -> LowestModes:
         """Find the modes, block by block, and look for missed ones."""
         count = max(self.columns, block_columns(self.k, self.K.device.kind))
-        coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), count, self.zero, self.k + 1)
+        coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), count, self.zero, self.k)
         zeros = min(self.k, int(coarse.free.shape[1]))
         free = self._free_motions(coarse, zeros) if coarse.free.shape[1] else None
         wanted = self.k - zeros
         if free is not None and not wanted:
+            # A further one has the same value, which is zero.
             following = float(free.values[-1]) if coarse.free.shape[1] > zeros else None
-            return self._result(free, None, zeros, "converged", following)
+            others = coarse.values[coarse.values > self.zero]
+            return self._result(free, None, zeros, "converged", following, least=others.min(initial=self.scale))
         state, next_value = self._start(coarse), None
         found = 0 if before is None else self._resume(state, before)
         at_floor = False
@@ -259,7 +262,10 @@ class _Search:
         if reason == "converged" and at_floor:
             reason = "rounding floor"
         missed = self._probe(state, now) if reason in _DONE else 0
-        return self._result(free, state.locked, zeros, reason, next_value, missed)
+        regular = state.locked.values[state.locked.values > self.zero]
+        return self._result(
+            free, state.locked, zeros, reason, next_value, missed, least=regular.min(initial=self.scale)
+        )
 
     def _start(self, coarse: CoarseModes) -> ModesIteration:
         """Return the state before the first pass: the modes of the coarse level, and random vectors."""
@@ -337,7 +343,8 @@ class _Search:
 
     def _floor(self, values: Matrix) -> Matrix:
         """Return the residuals that rounding leaves: that of products with K, whose entries are much larger than the values."""
-        return np.asarray(self.unit / sizes_of(values, self.zero))
+        rounding = np.where(np.abs(values) > self.zero, self.unit, max(self.unit, self.zero))
+        return np.asarray(rounding / sizes_of(values, self.zero))
 
     def _go_on(self, state: ModesIteration, done: int, found: int) -> None:
         """Go on with the guard vectors, and further modes of the coarse level, after ``found`` modes in all."""
@@ -416,18 +423,24 @@ class _Search:
         reason: str,
         next_value: float | None,
         missed: int = 0,
+        *,
+        least: float,
     ) -> LowestModes:
+        """Return what was found; residuals of free motions become relative to the ``least`` value that is not zero."""
         xp = self.K.device.xp
         parts = [part for part in (free, found) if part is not None]
         values = np.concatenate([part.values for part in parts])
         residuals = np.concatenate([part.residuals for part in parts])
         vectors = xp.concatenate([part.vectors for part in parts], axis=1)
         of_mass = xp.concatenate([part.of_mass for part in parts], axis=1)
-        if free is not None and found is not None:  # relative to the first value that is not zero
-            regular = found.values[found.values > self.zero]
-            residuals[:zeros] /= regular.min() if regular.size else 1.0
+        if free is not None:
+            residuals[:zeros] /= least
+            if reason == "converged" and residuals[:zeros].max() > max(self.limits.tol, self.unit / least):
+                reason = "rounding floor"
         order = np.concatenate([np.arange(zeros), zeros + np.argsort(values[zeros:], kind="stable")])[: self.k]
         zeros = max(zeros, int((values[order] <= self.zero).sum()))
+        if zeros == len(order) and next_value is not None and next_value <= self.zero:
+            next_value = float(values[order[-1]])  # both are zero
         on_device = self.K.device.asarray(order)
         return LowestModes(
             values[order],

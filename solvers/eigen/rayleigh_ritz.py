@@ -37,13 +37,16 @@ class RitzPairs(NamedTuple):
 def complement(of_m: Array, found: Matrix) -> Array:
     """Return coefficients of the other directions without their parts in ``found`` ones, bool (directions,) on the host.
 
-    The columns, one for each other direction, are M-orthogonal to the found directions.
+    The columns, one for each other direction, are M-orthogonal to the found directions; those of which only rounding is left are
+    zero.
     """
     device = device_of(of_m)
     others, those = (device.asarray(np.flatnonzero(chosen)) for chosen in (~found, found))
     parts = device.xp.eye(len(found))[:, others]
     if found.any():
         parts[those] = -device.xp.linalg.solve(of_m[those[:, None], those], of_m[those[:, None], others])
+        left, squares = (parts * (of_m @ parts)).sum(axis=0), of_m.diagonal()[others]
+        parts *= left > _CANCELLED * squares
     return parts
 
 

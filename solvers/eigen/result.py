@@ -119,7 +119,7 @@ class Modes:
     @property
     def cuts_cluster(self) -> bool:
         """Whether the next eigenvalue is that of the last mode, of which more modes would belong together."""
-        return self.next_value is not None and bool(self.next_value <= self.values[-1] * (1 + CLUSTER))
+        return self.next_value is not None and bool(self.next_value <= self.values[-1] + CLUSTER * abs(self.values[-1]))
 
     def participation(self, direction: Any) -> Matrix:
         """Return the participation factors ``x^T M e`` of the modes in a direction.

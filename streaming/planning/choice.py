@@ -29,7 +29,7 @@ class Candidate:
     index : MatrixIndex
         Of the matrix in some format and cut.
     workload : Workload
-    reach : int
+    reach : int, optional
         As in :func:`plan_stream`.
 
     Examples
@@ -43,7 +43,7 @@ class Candidate:
 
     index: MatrixIndex
     workload: Workload
-    reach: int = 1
+    reach: int | None = None
 
 
 def choose(
@@ -130,5 +130,6 @@ def _ring_lengths(candidate: Candidate) -> list[int]:
     degree = candidate.workload.degree
     if degree == 1:
         return [*_RINGS]
-    long = {(-(-degree // sweeps) - 1) * candidate.reach + 2 for sweeps in range(1, _MOST_SWEEPS + 1)}
+    reach = candidate.reach or 1
+    long = {(-(-degree // sweeps) - 1) * reach + 2 for sweeps in range(1, _MOST_SWEEPS + 1)}
     return list(dict.fromkeys([*sorted(long), *_RINGS]))

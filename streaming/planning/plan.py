@@ -47,8 +47,8 @@ class StreamPlan:
         The planned ring; no slots if everything is resident.
     resident : frozenset of int
         Subdivisions that stay in memory, spread evenly among the streamed ones so that the link never idles for long.
-    reach : int
-        Number of subdivisions to either side that the entries of one couple with.
+    reach : int or None
+        Number of subdivisions to either side that the entries of one couple with; None: not known, and taken to be 1 here.
     rates : LinkRates or None
         For predicted times.
 
@@ -69,7 +69,7 @@ class StreamPlan:
     slots: int = 0
     slot_nbytes: int = 0
     resident: frozenset[int] = frozenset()
-    reach: int = 1
+    reach: int | None = None
     rates: LinkRates | None = None
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class StreamPlan:
     @property
     def room_for_powers(self) -> int:
         """Number of consecutive powers the ring has room for; with overlap, one slot receives the next subdivision."""
-        return (self.slots - (2 if self.ring.overlap else 1)) // self.reach + 1
+        return (self.slots - (2 if self.ring.overlap else 1)) // (self.reach or 1) + 1
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -289,7 +289,8 @@ class StreamPlan:
             f"{self._explained_making()}, overlap {'on' if self.ring.overlap else 'off'}",
         ]
         if self.workload.degree > 1:
-            reach = "their neighbours" if self.reach == 1 else f"the next {self.reach} on either side"
+            far = self.reach or 1
+            reach = "their neighbours" if far == 1 else f"the next {far} on either side"
             lines.append(
                 f"powers      {self.powers_per_sweep} of {self.workload.degree} consecutive powers of A in one sweep, if "
                 f"subdivisions couple only with {reach}"
@@ -326,7 +327,7 @@ def plan_stream(
     workload: Workload | None = None,
     ring: Ring | None = None,
     *,
-    reach: int = 1,
+    reach: int | None = None,
     rates: LinkRates | None = None,
 ) -> StreamPlan:
     """Plan how a matrix with this index is streamed; pure, needs no device.
@@ -342,8 +343,9 @@ def plan_stream(
         What is computed with the matrix; by default one product at a time.
     ring : Ring, optional
         How the ring of slots is run.
-    reach : int
-        Number of subdivisions to either side that the entries of one couple with; see :class:`ColumnExtents`.
+    reach : int, optional
+        Number of subdivisions to either side that the entries of one couple with; see :class:`ColumnExtents`. A matrix that is
+        streamed by the plan relies on it. By default it is not known, and measured in a sweep before products share sweeps.
     rates : LinkRates, optional
         For predicted times.
 
@@ -372,7 +374,7 @@ def plan_stream(
     vectors     0 B beside the budget
     """
     workload, ring = workload or Workload(), ring or Ring()
-    if reach < 1 or reach % 1:
+    if reach is not None and (reach < 1 or reach % 1):
         raise InputError(f"reach must be a whole number, at least 1; got reach={reach}")
     budget_nbytes = 0 if budget is None else parse_nbytes(budget)
     plan = StreamPlan(index, budget_nbytes, workload, ring, reach=reach, rates=rates)
@@ -384,7 +386,7 @@ def plan_stream(
     if budget is None:
         plan = replace(plan, slots=ring.slots or 3, slot_nbytes=slot_nbytes)
         return replace(plan, budget_nbytes=plan.storage_nbytes)
-    slots = ring.slots or _default_slots(workload.degree, reach, sizes, available)
+    slots = ring.slots or _default_slots(workload.degree, reach or 1, sizes, available)
     if slots * slot_nbytes > available:
         raise _too_small(plan, slots, slot_nbytes)
     resident = _spread_evenly(sizes, available - slots * slot_nbytes)

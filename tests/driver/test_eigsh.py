@@ -185,6 +185,30 @@ def test_unknowns_that_a_penalty_holds(penalty):
     np.testing.assert_allclose(modes.values, expected, rtol=max(1e-10, 5 / penalty))
 
 
+@pytest.mark.parametrize("lumped", [True, False])
+@pytest.mark.parametrize("penalty", [1e10, 1e14])
+def test_a_penalty_holds_unknowns_that_the_mass_couples(penalty, lumped):
+    K, M, X, k = box((11, 7, 6), k=4, clamped=False, lumped=lumped)
+    M = M.to_csr()
+    held = np.repeat(X[:, 0] == 0.0, 3)
+    free = np.flatnonzero(~held)
+
+    modes = penstock.eigsh(K + scipy.sparse.diags_array(penalty * held), k, M, coordinates=X, device="cpu")
+
+    assert modes.converged
+    assert not modes.zeros
+    np.testing.assert_allclose(modes.values, reference(K[free][:, free], M[free][:, free], k), rtol=10 / penalty + 1e-9)
+
+
+def test_residuals_of_a_free_body_in_float32_end_at_the_rounding_of_its_entries():
+    """They go on neither to the last iteration nor until the vectors are lost."""
+    K, M, X, k = box((25, 17, 2), (3.0, 2.0, 0.2), clamped=False, k=10)
+    modes = penstock.eigsh(K.astype(np.float32), k, M, coordinates=X, device="cpu", on_failure="return")
+    assert modes.iterations < 100
+    assert np.abs(modes.vectors.T @ (M.to_csr() @ modes.vectors) - np.eye(k)).max() < 1e-6
+    np.testing.assert_allclose(modes.values[6:], reference(K, M.to_csr(), k, -1e-3)[6:], rtol=1e-3)
+
+
 @pytest.mark.parametrize("scale", [1e-20, 1.0])
 @pytest.mark.parametrize("coupling", [1e-8, 1e-6])
 def test_unknowns_that_hardly_couple_are_not_taken_for_single_ones(scale, coupling):
@@ -217,21 +241,31 @@ def test_chains_that_nothing_holds_beside_a_body(points):
     np.testing.assert_allclose(modes.values, np.sort(eigsh(K.tocsc(), 7, sigma=-0.01)[0]), rtol=1e-9, atol=1e-12)
 
 
-def test_more_motions_without_energy_than_modes():
-    K = scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(12)] + 30 * [chain(3)]))
+@pytest.mark.parametrize("scale", [1.0, 3.0, 1e12, 1e-12])
+def test_more_motions_without_energy_than_modes(scale):
+    K = scale * scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(12)] + 30 * [chain(3)]))
     modes = penstock.eigsh(K, 8, device="cpu")
     assert modes.converged
     assert (modes.zeros, modes.iterations) == (8, 0)
+    assert modes.residuals.max() < 1e-12
     assert modes.cuts_cluster
-    assert np.abs(K @ modes.vectors).max() < 1e-14
+    assert np.abs(K @ modes.vectors).max() < 1e-14 * scale
 
 
-@pytest.mark.parametrize("with_coordinates", [True, False])
+def test_many_islands_take_little_time_each():
+    """As many parts as are wanted are looked at, not all."""
+    islands = scipy.sparse.kron(scipy.sparse.eye_array(10_000), chain(7))
+    K = scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(12), islands]))
+    modes = penstock.eigsh(K, 4, device="cpu")
+    assert (modes.zeros, modes.iterations) == (4, 0)
+
+
+@pytest.mark.parametrize("distance", [None, 3.0, 8.0, 40.0, 70.0, 1e3, 1e5])
 @pytest.mark.parametrize("side", [2, 3, 4])
-def test_a_small_free_body_beside_a_held_one(side, with_coordinates):
+def test_a_small_free_body_beside_a_held_one(side, distance):
     (K, M, X, _), (free_K, free_M, free_X, _) = box(8), box(side, 2.0, clamped=False)
     K, M = (scipy.sparse.csr_array(scipy.sparse.block_diag(of)) for of in ((K, free_K), (M.to_csr(), free_M.to_csr())))
-    X = np.concatenate([X, free_X + 50.0]) if with_coordinates else None
+    X = None if distance is None else np.concatenate([X, free_X + distance])
     modes = penstock.eigsh(K, 10, M, coordinates=X, device="cpu")
     assert modes.converged
     assert modes.zeros == 6

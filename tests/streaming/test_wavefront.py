@@ -9,7 +9,16 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import chebyshev
 from penstock.spmv import CsrMatrix, VectorSpace, as_operator, format_named
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
-from penstock.streaming import FileStore, HostStore, LinkRates, Ring, StreamedMatrix, plan_stream
+from penstock.streaming import (
+    FileStore,
+    HostStore,
+    LinkRates,
+    Ring,
+    StreamedMatrix,
+    Workload,
+    plan_stream,
+    reach_of_store,
+)
 from penstock.streaming.execution.cuda import CudaExecutor
 
 FORMATS = ("coo", "csr", "ell", "sliced_ell", "sell", "hyb", "bsr", "sliced_bsr")
@@ -190,6 +199,18 @@ def test_subdivisions_thinner_than_the_couplings_reach_further(beam):
     with through_ring(store, 9) as A:
         assert A.reach in (2, 3)
         assert A.powers_per_sweep() == 7 // A.reach + 1 > 2
+        for one, other in zip(taken(A, 7), expected(beam.matrix("bsr"), 7), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_sweep_measures_the_reach_that_a_plan_does_not_know(beam, known):
+    store = HostStore.create(beam.subdivisions(2 * PLANES, "bsr"))
+    budget, more = slots_nbytes(store, 9), {"workload": Workload(degree=7), "ring": Ring(slots=9)}
+    plan = plan_stream(store.index, budget, **more, reach=reach_of_store(store) if known else None)
+    with StreamedMatrix(store, budget, plan=plan) as A:
+        assert A.reach in (2, 3)
+        assert A.sweeps == (0 if known else 1)
         for one, other in zip(taken(A, 7), expected(beam.matrix("bsr"), 7), strict=True):
             np.testing.assert_array_equal(one, other)
 

@@ -10,6 +10,7 @@ from kernel_instances import INSTANCES
 
 from penstock.spmv import CPU
 from penstock.spmv.compilation import cuda_module
+from penstock.spmv.compilation import usual_kernels as usual_kernels_module
 from penstock.spmv.compilation.cuda_module import CudaSource, compile_function, compile_together, known_sources
 from penstock.spmv.compilation.cupy_kernels import CUPY, compile_cupy_kernel, evaluate
 from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, usual_kernels
@@ -117,6 +118,16 @@ def test_kernels_of_cupy_are_compiled_by_calls_for_one_number(monkeypatch):
         compile_cupy_kernel(call)
 
     assert called == [("int64", 1), ("int32", "float64"), (1, "int64")]
+
+
+def test_libraries_are_loaded_before_kernels_are_compiled(monkeypatch):
+    begun = []
+    monkeypatch.setattr(usual_kernels_module, "compile_together", lambda wanted, calls, *_: begun.append(list(calls)))
+
+    begin_compilation("smoothed_aggregation of 3 unknowns a node, one vector, streamed", CPU)
+
+    assert begun[0][:1] == ["argsort(int32)"]
+    assert len(begun[0]) > 1
 
 
 def test_cupy_compares_by_operators(monkeypatch):
