@@ -376,17 +376,13 @@ def largest_eigenvalue(
         if not (0 < energy < math.inf and 0 < quotient < math.inf):  # not positive definite, or badly scaled
             return bound if number <= measured else estimated_bound
         before, estimate = estimate, quotient / energy
+        if number == measured or estimate > estimated_bound:
+            estimated_bound = min(bound, _MARGIN * estimate)
         if _MARGIN * estimate >= bound:  # as it will be after further rounds
             estimated_bound = bound
             break
-        if number == measured:
-            estimated_bound = min(bound, _MARGIN * estimate)
-        elif number > measured:
-            if estimate > estimated_bound:
-                estimated_bound = min(bound, _MARGIN * estimate)
-            assert settled is not None
-            if estimate <= (1.0 + settled) * before:
-                break
+        if settled is not None and number > measured and estimate <= (1.0 + settled) * before:
+            break
     if vector is not None:
         vector[...] = v
     return estimated_bound
