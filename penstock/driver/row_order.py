@@ -87,7 +87,7 @@ def _worth_reordering(plan: StreamPlan, ordered: StreamPlan, name: str) -> tuple
     if more and ordered.estimated_solve_seconds() < _BETTER * plan.estimated_solve_seconds():
         powers = f"a sweep computes {ordered.powers_per_sweep} powers, in the original order {plan.powers_per_sweep}"
         return True, [("order", f"{name}: {powers}")]
-    return False, [("order", COUPLED)] if 2 * (ordered.reach or 1) >= len(ordered.index.subdivisions) else []
+    return False, [("order", COUPLED)] if 2 * ordered.planned_reach >= len(ordered.index.subdivisions) else []
 
 
 def as_ordered(csr: Any, A: CsrMatrix) -> CsrMatrix:

@@ -66,8 +66,11 @@ _SAMPLES, _FAR = 3, 1 << 40
 _VANISHING = 1e-13
 # Vectors that a set-up and the solve after it may take, besides D.
 _VECTORS_OF_SETUP = 12
-# An unknown whose couplings add up to less than this share of its diagonal is decoupled: D alone leaves as little of its error.
-_DECOUPLED = 1e-9
+#: An unknown whose couplings add up to less than this share of its diagonal is decoupled: D alone leaves as little of its error.
+DECOUPLED = 1e-9
+# So is one with couplings up to the first share that is as stiff as a penalty makes it: its inverse diagonal is less than the
+# second share of the mean one. In the coarse level it would be a small difference of large numbers.
+_HELD, _STIFF = 1e-5, 1e-4
 
 
 def coarsen(
@@ -105,7 +108,7 @@ def coarsen(
     follows = finest and may_follow
     diagonal, sums, norms = _diagonal(A, size, with_norms=follows)
     # The sum is 1 plus the couplings. Levels that are not stored keep all unknowns of a coarse matrix.
-    free = sums >= 1.0 + _DECOUPLED if finest or stored else None
+    free = _coupled(A, diagonal, sums, finest) if finest or stored else None
     groups = _group_inverses(A, ties=finest) if grouped and stored else None
     if grouped and may_follow:
         with communicator.together():
@@ -227,6 +230,21 @@ def _diagonal(A: Operator, size: int, *, with_norms: bool = False) -> tuple[Diag
     # Otherwise parts of coarse matrices would be cut out of the memory of the blocks, of which the rest would be lost.
     A.device.make_room(_VECTORS_OF_SETUP * sums.nbytes)
     return diagonal, sums, norms
+
+
+def _coupled(A: Operator, diagonal: DiagonalBlocks, sums: Array, finest: bool) -> Array:
+    """Return which unknowns take part in the coarse level. Collective."""
+    free, communicator = sums >= 1.0 + _HELD, communicator_of(A)
+    if not communicator.largest(float(free.size - count_true(free))):
+        return free
+    coupled = sums >= 1.0 + DECOUPLED
+    if not finest:
+        return coupled
+    size = diagonal.blocks.shape[1]
+    alone = A.device.xp.ascontiguousarray(diagonal.blocks.reshape(-1, size * size)[:, :: size + 1]).reshape(-1)
+    ones = A.device.xp.ones_like(alone)
+    total, count = VectorSpace.of(A).dots((alone, ones), (ones, ones))
+    return free | (coupled & (alone >= _STIFF * total / count))
 
 
 def _group_inverses(A: Operator, *, ties: bool) -> GroupInverses | None:

@@ -8,6 +8,7 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 
+from penstock.solvers.amg.coarsening import DECOUPLED
 from penstock.spmv import InputError
 
 Matrix = np.ndarray[Any, Any]
@@ -15,9 +16,9 @@ Matrix = np.ndarray[Any, Any]
 # Below the first share of the largest value rough values are rounding, below the second share accurate ones. Entries of K and
 # their mirror images differ by less than the third share of the largest one.
 _ROUNDING, _ZERO, _ASYMMETRY = 1e-11, 1e-13, 1e-10
-# Unknowns whose couplings in K add up to at most this share of their diagonal are held, as by a penalty: their values, which no
-# other mode shares, do not count. The largest value of the others is at most this many times the largest of theirs alone.
-_HELD, _LARGEST = 1e-9, 100.0
+# The largest value is at most this many times the largest that an unknown has alone. Those of decoupled unknowns, as a penalty
+# holds, do not count: no other mode shares them.
+_LARGEST = 100.0
 
 
 class DenseModes(NamedTuple):
@@ -80,10 +81,10 @@ def dense_modes(K: scipy.sparse.csr_array, mass: scipy.sparse.csr_array, k: int)
 
 
 def _largest_alone(of_k: Matrix, of_m: Matrix) -> float:
-    """Return the largest ``k_ii / m_ii`` of unknowns that are not held; positive."""
+    """Return the largest ``k_ii / m_ii`` of unknowns that are not decoupled; positive."""
     diagonal = np.diag(of_k)
     alone, couplings = diagonal / np.diag(of_m), np.abs(of_k).sum(axis=1) - np.abs(diagonal)
-    moves = couplings > _HELD * np.abs(diagonal)
+    moves = couplings > DECOUPLED * np.abs(diagonal)
     return max(float(alone[moves].max() if moves.any() else alone.max(initial=0.0)), 0.0) or 1.0
 
 

@@ -170,7 +170,7 @@ def lowest_modes(
     of the caller's K, which decides what is zero.
     """
     moves = mass.diagonal() > 0 if moves is None else moves
-    apart = uncoupled_modes(M, mass, moves, k)
+    apart, moves = uncoupled_modes(K, M, mass, moves, k)
     if apart is not None and not count_true(moves):
         return _merged(None, apart, k)
     search = _Search(K, mass, M, k, limits, monitor, moves, rounding)
@@ -239,8 +239,7 @@ class _Search:
         free = self._free_motions(coarse, zeros) if coarse.free.shape[1] else None
         wanted = self.k - zeros
         if free is not None and not wanted:
-            # A further one has the same value, which is zero.
-            following = float(free.values[-1]) if coarse.free.shape[1] > zeros else None
+            following = 0.0 if coarse.free.shape[1] > zeros else None
             others = coarse.values[coarse.values > self.zero]
             return self._result(free, None, zeros, "converged", following, least=others.min(initial=self.scale))
         state, next_value = self._start(coarse), None
@@ -343,7 +342,7 @@ class _Search:
 
     def _floor(self, values: Matrix) -> Matrix:
         """Return the residuals that rounding leaves: that of products with K, whose entries are much larger than the values."""
-        rounding = np.where(np.abs(values) > self.zero, self.unit, max(self.unit, self.zero))
+        rounding = np.where(np.abs(values) > self.zero, self.unit, self.zero)
         return np.asarray(rounding / sizes_of(values, self.zero))
 
     def _go_on(self, state: ModesIteration, done: int, found: int) -> None:

@@ -15,6 +15,8 @@ Matrix = np.ndarray[Any, Any]
 
 # An unknown whose ``k_ii / m_ii`` is this many times the largest value of the others is held: it has no part in their modes.
 _HELD = 1e3
+# One whose couplings with other nodes add up to more than this share of its row is coupled; up to it they may be rounding.
+_COUPLED = 1e-12
 
 
 class UncoupledModes(NamedTuple):
@@ -25,39 +27,48 @@ class UncoupledModes(NamedTuple):
     of_mass: Array
 
 
-def uncoupled_modes(M: SmoothedAggregation, mass: Mass, moves: Array, k: int) -> UncoupledModes | None:
-    """Return the lowest k modes of unknowns that have mass and do not move with others; None if there are no such unknowns.
+def uncoupled_modes(
+    K: Any, M: SmoothedAggregation, mass: Mass, moves: Array, k: int
+) -> tuple[UncoupledModes | None, Array]:
+    """Return the lowest k modes of unknowns that have mass and do not move with others, or None, and the unknowns that do move.
 
-    Those that a penalty holds are left out where M couples them with others.
+    Those that a penalty holds are left out. Those that K couples with others, if by less than counts on the coarse level, are
+    added to ``moves``, bool (n,). Where there are such unknowns, their row sums take a product with K.
 
     Raises
     ------
     InputError
-        If M couples other such unknowns with other nodes.
+        If M couples unknowns that do not move with other nodes.
     """
-    device, size = M.device, M.level.T.block_size
-    apart = np.flatnonzero(device.to_host((mass.diagonal() > 0) & ~moves))
-    if not apart.size:
-        return None
+    device = M.device
+    rest = np.flatnonzero(device.to_host((mass.diagonal() > 0) & ~moves))
+    if not rest.size:
+        return None, moves
     of_mass = mass.to_csr()
-    coupled = _coupled_by_mass(of_mass, apart, size)
     if moves.any():
-        kept = ~(coupled & _held(M, of_mass, apart))
-        apart, coupled = apart[kept], coupled[kept]
-    if not apart.size:
-        return None
-    if count := int(coupled.sum()):
+        rest = rest[~_held(M, of_mass, rest)]
+    if rest.size:
+        coupled = _coupled(K, M, rest)
+        if coupled.any():
+            moves = moves.copy()
+            moves[device.asarray(rest[coupled])] = True
+            rest = rest[~coupled]
+    return (_modes_of_nodes(M, mass, of_mass, rest, k) if rest.size else None), moves
+
+
+def _modes_of_nodes(M: SmoothedAggregation, mass: Mass, of_mass: Any, unknowns: Matrix, k: int) -> UncoupledModes:
+    """Return the lowest k modes of some unknowns that K couples with those of their own nodes only."""
+    device, size = M.device, M.level.T.block_size
+    if count := _count_coupled_by_mass(of_mass, unknowns, size):
         raise InputError(
             f"M couples {count:,} unknowns that K couples with no other, such as fixed ones: empty their rows and columns of M, "
             "or eliminate them from both"
         )
-    nodes, first = np.unique(apart // size, return_index=True)
-    inverses = device.to_host(M.level.diagonal.blocks[device.asarray(nodes)])
+    nodes, first = np.unique(unknowns // size, return_index=True)
     found: list[tuple[float, Matrix, Matrix]] = []
-    for node, inverse, own in zip(nodes, inverses, np.split(apart, first[1:]), strict=True):
+    for node, block, own in zip(nodes, _blocks(M, nodes), np.split(unknowns, first[1:]), strict=True):
         places = own - node * size
-        K = np.linalg.inv(inverse)[np.ix_(places, places)]
-        values, vectors = scipy.linalg.eigh(K, of_mass[own][:, own].toarray())
+        values, vectors = scipy.linalg.eigh(block[np.ix_(places, places)], of_mass[own][:, own].toarray())
         found += [(float(value), own, vector) for value, vector in zip(values, vectors.T, strict=True)]
     found = sorted(found, key=lambda of: of[0])[:k]
     X = np.zeros((mass.shape[0], len(found)))
@@ -67,11 +78,25 @@ def uncoupled_modes(M: SmoothedAggregation, mass: Mass, moves: Array, k: int) ->
     return UncoupledModes(np.array([value for value, *_ in found]), on_device, mass.apply(on_device))
 
 
-def _coupled_by_mass(of_mass: Any, unknowns: Matrix, size: int) -> Matrix:
-    """Return which of some unknowns M couples with other nodes."""
+def _blocks(M: SmoothedAggregation, nodes: Matrix) -> Matrix:
+    """Return the diagonal blocks of K of some nodes, on the host."""
+    return np.linalg.inv(M.device.to_host(M.level.diagonal.blocks[M.device.asarray(nodes)]))
+
+
+def _coupled(K: Any, M: SmoothedAggregation, unknowns: Matrix) -> Matrix:
+    """Return which of some unknowns K couples with other nodes."""
+    device, size = M.device, M.level.T.block_size
+    nodes, of_node = np.unique(unknowns // size, return_inverse=True)
+    of_block = np.abs(_blocks(M, nodes)).sum(axis=2)[of_node, unknowns % size]
+    sums = device.to_host(K.apply_absolute(device.xp.ones(K.shape[0]))[device.asarray(unknowns)])
+    return np.asarray(sums - of_block > _COUPLED * sums)
+
+
+def _count_coupled_by_mass(of_mass: Any, unknowns: Matrix, size: int) -> int:
+    """Return how many of some unknowns M couples with other nodes."""
     rows = of_mass[unknowns].tocoo()
     far = (rows.col // size != unknowns[rows.row] // size) & (rows.data != 0)
-    return np.bincount(rows.row[far], minlength=len(unknowns)) > 0
+    return len(np.unique(rows.row[far]))
 
 
 def _held(M: SmoothedAggregation, of_mass: Any, unknowns: Matrix) -> Matrix:

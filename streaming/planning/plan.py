@@ -92,7 +92,12 @@ class StreamPlan:
     @property
     def room_for_powers(self) -> int:
         """Number of consecutive powers the ring has room for; with overlap, one slot receives the next subdivision."""
-        return (self.slots - (2 if self.ring.overlap else 1)) // (self.reach or 1) + 1
+        return (self.slots - (2 if self.ring.overlap else 1)) // self.planned_reach + 1
+
+    @property
+    def planned_reach(self) -> int:
+        """The reach, or 1 where it is not known."""
+        return self.reach or 1
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -289,7 +294,7 @@ class StreamPlan:
             f"{self._explained_making()}, overlap {'on' if self.ring.overlap else 'off'}",
         ]
         if self.workload.degree > 1:
-            far = self.reach or 1
+            far = self.planned_reach
             reach = "their neighbours" if far == 1 else f"the next {far} on either side"
             lines.append(
                 f"powers      {self.powers_per_sweep} of {self.workload.degree} consecutive powers of A in one sweep, if "
@@ -386,7 +391,7 @@ def plan_stream(
     if budget is None:
         plan = replace(plan, slots=ring.slots or 3, slot_nbytes=slot_nbytes)
         return replace(plan, budget_nbytes=plan.storage_nbytes)
-    slots = ring.slots or _default_slots(workload.degree, reach or 1, sizes, available)
+    slots = ring.slots or _default_slots(workload.degree, plan.planned_reach, sizes, available)
     if slots * slot_nbytes > available:
         raise _too_small(plan, slots, slot_nbytes)
     resident = _spread_evenly(sizes, available - slots * slot_nbytes)

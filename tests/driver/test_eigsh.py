@@ -7,33 +7,13 @@ import pytest
 import scipy.linalg
 import scipy.sparse
 from kernel_targets import gpu_count
-from scipy.sparse.linalg import eigsh
-from seven_point import seven_point
+from modes_reference import box, reference
 
 import penstock
 from penstock import InputError, NotConvergedError, NotConvergedWarning
 from penstock.fem import BoxMesh, Cantilever, HeatConduction, LognormalMaterial, TwoPhaseMaterial
 from penstock.solvers import ModesReason, SmoothedAggregationSpec
 from penstock.streaming import FileStore, HostStore, Ring, StreamedMatrix, Workload
-
-
-def reference(K, M, k, shift=0.0):
-    """Return the lowest k eigenvalues by shift-invert; unknowns without mass are left out.
-
-    Some more are looked for: of a multiple value at the end SciPy may miss a copy.
-    """
-    heavy = np.flatnonzero(M.diagonal() > 0)
-    K, M = (A.tocsc()[heavy][:, heavy] for A in (K, M))
-    more = k + 8
-    if more > len(heavy) // 2:
-        return scipy.linalg.eigh(K.toarray(), M.toarray(), eigvals_only=True)[:k]
-    return np.sort(eigsh(K, more, M=M, sigma=shift, return_eigenvectors=False, tol=1e-13, ncv=3 * more))[:k]
-
-
-def box(nodes, lengths=1.0, dof=3, k=10, lumped=False, **more):
-    beam = Cantilever(nodes=nodes, dof=dof, lengths=lengths, **more)
-    M = beam.mass(lumped=lumped)
-    return beam.matrix().to_csr(), M, beam.mesh.coordinates(), k
 
 
 def tetrahedra(nodes, k=10, *, fixed=True, element=None, seed=0):
@@ -142,24 +122,6 @@ def test_an_iteration_is_one_pass_where_the_ring_has_room():
     assert np.allclose(modes.values, reference(beam.matrix().to_csr(), beam.mass().to_csr(), 6), rtol=1e-8)
 
 
-@pytest.mark.parametrize("stiffness", [1e-3, 1e-5, 1e-7])
-@pytest.mark.parametrize("springs", ["everywhere", "at corners"])
-def test_a_body_on_soft_springs(stiffness, springs):
-    beam = Cantilever(nodes=(17, 6, 6), dof=3, lengths=3.0, clamped=False)
-    K, M, X = beam.matrix().to_csr(), beam.mass().to_csr(), beam.mesh.coordinates()
-    at = np.ones(len(X), dtype=bool) if springs == "everywhere" else np.isin(X[:, 0], [0.0, X[:, 0].max()])
-    springs_of = scipy.sparse.diags_array(stiffness * M.diagonal().max() * np.repeat(at, 3)).tocsr()
-    K = K + springs_of
-    modes = penstock.eigsh(K, 8, M, coordinates=X, device="cpu", on_failure="return")
-    assert modes.reason.name in ("CONVERGED", "ROUNDING_FLOOR")
-    assert modes.zeros == 0
-    # Rounding in a factor of K spoils the higher values of the reference, those of the free body are nearly the same.
-    rigid = reference(K, M, 8)[:6]
-    assert np.allclose(modes.values[:6], rigid, rtol=1e-7 if stiffness > 1e-6 else 1e-5)
-    free = penstock.eigsh(K - springs_of, 8, M, coordinates=X, device="cpu").values[6:]
-    assert np.allclose(modes.values[6:], free, rtol=20 * stiffness)
-
-
 def test_a_very_slender_beam_ends_at_the_rounding_floor():
     beam = Cantilever(nodes=(401, 5, 5), dof=3, lengths=100.0)
     modes = penstock.eigsh(
@@ -171,36 +133,6 @@ def test_a_very_slender_beam_ends_at_the_rounding_floor():
     assert modes.values[2] / modes.values[0] == pytest.approx((22.0345 / 3.51602) ** 2, rel=1e-2)
 
 
-@pytest.mark.parametrize("penalty", [1e6, 1e12, 1e14, 1e30])
-def test_unknowns_that_a_penalty_holds(penalty):
-    """Values are those of the matrix without them, but for the stiffness of the penalty."""
-    K = seven_point(12)
-    held = np.zeros(1728)
-    held[::50] = penalty
-    expected = np.sort(eigsh(scipy.sparse.csc_array(K[held == 0][:, held == 0]), 4, sigma=0)[0])
-
-    modes = penstock.eigsh(scipy.sparse.csr_array(K + scipy.sparse.diags_array(held)), 4, device="cpu")
-
-    assert modes.converged
-    np.testing.assert_allclose(modes.values, expected, rtol=max(1e-10, 5 / penalty))
-
-
-@pytest.mark.parametrize("nodes", [(9, 7, 6), (11, 7, 6)])  # by LAPACK, and by iterations
-@pytest.mark.parametrize("lumped", [True, False])
-@pytest.mark.parametrize("penalty", [1e10, 1e14])
-def test_a_penalty_holds_unknowns_that_the_mass_couples(penalty, lumped, nodes):
-    K, M, X, k = box(nodes, k=4, clamped=False, lumped=lumped)
-    M = M.to_csr()
-    held = np.repeat(X[:, 0] == 0.0, 3)
-    free = np.flatnonzero(~held)
-
-    modes = penstock.eigsh(K + scipy.sparse.diags_array(penalty * held), k, M, coordinates=X, device="cpu")
-
-    assert modes.converged
-    assert not modes.zeros
-    np.testing.assert_allclose(modes.values, reference(K[free][:, free], M[free][:, free], k), rtol=10 / penalty + 1e-9)
-
-
 def test_residuals_of_a_free_body_in_float32_end_at_the_rounding_of_its_entries():
     """They go on neither to the last iteration nor until the vectors are lost."""
     K, M, X, k = box((25, 17, 2), (3.0, 2.0, 0.2), clamped=False, k=10)
@@ -208,69 +140,6 @@ def test_residuals_of_a_free_body_in_float32_end_at_the_rounding_of_its_entries(
     assert modes.iterations < 100
     assert np.abs(modes.vectors.T @ (M.to_csr() @ modes.vectors) - np.eye(k)).max() < 1e-6
     np.testing.assert_allclose(modes.values[6:], reference(K, M.to_csr(), k, -1e-3)[6:], rtol=1e-3)
-
-
-@pytest.mark.parametrize("scale", [1e-20, 1.0])
-@pytest.mark.parametrize("coupling", [1e-8, 1e-6])
-def test_unknowns_that_hardly_couple_are_not_taken_for_single_ones(scale, coupling):
-    L = scipy.sparse.csc_array(seven_point(12))
-    expected = 1.0 + coupling * np.sort(eigsh(L, 4, sigma=0)[0])
-
-    modes = penstock.eigsh(
-        scipy.sparse.csr_array(scale * (scipy.sparse.eye_array(1728) + coupling * L)), 4, device="cpu", tol=1e-10
-    )
-
-    assert modes.converged
-    np.testing.assert_allclose(modes.values / scale - 1.0, expected - 1.0, rtol=1e-3)
-
-
-def chain(points):
-    """The matrix of a chain of points that nothing holds."""
-    ends = np.full(points, 2.0)
-    ends[[0, -1]] = 1.0
-    return scipy.sparse.diags_array([-np.ones(points - 1), ends, -np.ones(points - 1)], offsets=[-1, 0, 1])
-
-
-@pytest.mark.parametrize("points", [2, 3, 5, 40])
-def test_chains_that_nothing_holds_beside_a_body(points):
-    """Most of them are a column of the prolongator that K maps to zero."""
-    K = scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(12)] + 3 * [chain(points)]))
-    modes = penstock.eigsh(K, 7, device="cpu")
-    assert modes.converged
-    assert modes.zeros == 3
-    assert modes.iterations <= 12
-    np.testing.assert_allclose(modes.values, np.sort(eigsh(K.tocsc(), 7, sigma=-0.01)[0]), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("scale", [1.0, 3.0, 1e12, 1e-12])
-def test_more_motions_without_energy_than_modes(scale):
-    K = scale * scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(12)] + 30 * [chain(3)]))
-    modes = penstock.eigsh(K, 8, device="cpu")
-    assert modes.converged
-    assert (modes.zeros, modes.iterations) == (8, 0)
-    assert modes.residuals.max() < 1e-12
-    assert modes.cuts_cluster
-    assert np.abs(K @ modes.vectors).max() < 1e-14 * scale
-
-
-def test_many_islands_take_little_time_each():
-    """As many parts as are wanted are looked at, not all."""
-    islands = scipy.sparse.kron(scipy.sparse.eye_array(10_000), chain(7))
-    K = scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(12), islands]))
-    modes = penstock.eigsh(K, 4, device="cpu")
-    assert (modes.zeros, modes.iterations) == (4, 0)
-
-
-@pytest.mark.parametrize("distance", [None, 3.0, 8.0, 40.0, 70.0, 1e3, 1e5])
-@pytest.mark.parametrize("side", [2, 3, 4])
-def test_a_small_free_body_beside_a_held_one(side, distance):
-    (K, M, X, _), (free_K, free_M, free_X, _) = box(8), box(side, 2.0, clamped=False)
-    K, M = (scipy.sparse.csr_array(scipy.sparse.block_diag(of)) for of in ((K, free_K), (M.to_csr(), free_M.to_csr())))
-    X = None if distance is None else np.concatenate([X, free_X + distance])
-    modes = penstock.eigsh(K, 10, M, coordinates=X, device="cpu")
-    assert modes.converged
-    assert modes.zeros == 6
-    np.testing.assert_allclose(modes.values[6:], reference(K, M, 10, -0.01)[6:], rtol=1e-9)
 
 
 def test_a_free_body_in_float32():
