@@ -95,13 +95,21 @@ class CholmodAnalysis:
         of the time.
     quick : bool
         Try approximate minimum degree alone: METIS finds better orders of solids, but takes longer.
+
+    Raises
+    ------
+    BudgetError
+        If the factor is too large for CHOLMOD's integers or for the memory of the analysis.
     """
 
     library: ClassVar[str] = "CHOLMOD"
 
     def __init__(self, pattern: scipy.sparse.csr_array, size: int = 1, *, quick: bool = False) -> None:
         self.is_thorough, self._size = False, size
-        symbolic = _cholmod().analyze(_columns(pattern), ordering_method="amd")
+        try:
+            symbolic = _cholmod().analyze(_columns(pattern), ordering_method="amd")
+        except _cholmod().CholmodError as error:
+            raise BudgetError(f"the factor is too large for CHOLMOD: {error}") from error
         self.order: Array = symbolic.P()
         self._symbolic: Any = symbolic if size == 1 else None
         if not quick:

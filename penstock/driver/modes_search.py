@@ -9,11 +9,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from penstock.driver.open_system import OpenSystem
+from penstock.driver.predicted import pattern_of_nodes
 from penstock.driver.progress import Reporter, Stage
 from penstock.driver.request import Placement
 from penstock.solvers import MethodChoice, SmoothedAggregation, SmoothedAggregationSpec
+from penstock.solvers.amg.grid_points import GridPoints
+from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.solvers.eigen.dense import dense_modes, massless_error
 from penstock.solvers.eigen.mass import LumpedMass, Mass, as_mass, mass_norms
 from penstock.solvers.eigen.modes import (
@@ -28,11 +32,13 @@ from penstock.solvers.eigen.modes import (
     workspace_nbytes,
 )
 from penstock.solvers.eigen.result import Modes, ModesReason, of_translations, with_fixed_signs
-from penstock.spmv import CPU, Array, Device, InputError, SweptOperator, format_nbytes
+from penstock.spmv import CPU, Array, Device, InputError, SparseMatrix, SweptOperator, device_of, format_nbytes
 from penstock.spmv.device import count_true
 
 # A block iterates this many vectors at most, and at least; more modes are found block after block.
 _LARGEST_BLOCK, _LEAST_BLOCK = 256, 4
+# Rows of a matrix up to which its parts are looked for, in a few hundredths of a second.
+_LOOKED_AT_ROWS = 200_000
 
 
 def modes_method(mass_nbytes: int) -> MethodChoice:
@@ -114,6 +120,8 @@ class ModesSearch:
         return replace(modes, vectors=_back(system, modes.vectors), decisions="\n".join(facts), planned_nbytes=planned)
 
     def _coarse_level(self, system: OpenSystem) -> SmoothedAggregation:
+        if (of_parts := _spec_for_parts(system)) is not None:
+            return _built(system, of_parts)
         M = system.preconditioner() if system.streamed is None else None
         if isinstance(M, SmoothedAggregation):
             return M
@@ -122,9 +130,7 @@ class ModesSearch:
         spec: Any = with_modes_degree(SmoothedAggregationSpec(block_size=size, **known))
         if system.order is not None:
             spec = spec.in_order(system.order.forward)
-        with system.reporter.stage("prepare"), system.A.device.current():
-            made: SmoothedAggregation = spec.build(system.matrix)
-        return made
+        return _built(system, spec)
 
     def _in_order(self, system: OpenSystem) -> Any:
         """Return M in the order of the rows in which K is stored."""
@@ -145,6 +151,35 @@ class ModesSearch:
         done = record.found + int((record.residuals <= self.tol).sum())
         stage.advance(min(share, 1.0), f"iteration {record.iteration}, {done} of {self.k} modes, residual {worst:.2e}")
         return self.monitor is not None and bool(self.monitor(record))
+
+
+def _built(system: OpenSystem, spec: Any) -> SmoothedAggregation:
+    with system.reporter.stage("prepare"), system.A.device.current():
+        made: SmoothedAggregation = spec.build(system.matrix)
+    return made
+
+
+def _spec_for_parts(system: OpenSystem) -> SmoothedAggregationSpec | None:
+    """Return the system's coarse level with rigid motions in place of coordinates, if K in memory has several parts.
+
+    Aggregates of coordinates may hold nodes of two parts, whose motions the coarse level then mixes; those of the graph do not.
+    """
+    K, spec = system.matrix, system.request.preconditioner
+    if not isinstance(K, SparseMatrix) or K.shape[0] > _LOOKED_AT_ROWS:
+        return None
+    if not isinstance(spec, SmoothedAggregationSpec) or spec.near_null_space is not None:
+        return None
+    if spec.coordinates is None or callable(spec.coordinates) or isinstance(spec.coordinates, GridPoints):
+        return None  # a structured mesh is in one part
+    points = device_of(spec.coordinates).to_host(spec.coordinates)
+    size = K.shape[0] // len(points)
+    part = connected_components(pattern_of_nodes(K.to_device(CPU), size), directed=False)[1]
+    if (np.bincount(part) > 1).sum() <= 1:  # single nodes, such as fixed ones, have no part in the coarse level
+        return None
+    of_parts: SmoothedAggregationSpec = replace(
+        spec, coordinates=None, near_null_space=rigid_body_modes(points, size), block_size=size
+    )
+    return of_parts
 
 
 def _block(system: OpenSystem, k: int) -> int:

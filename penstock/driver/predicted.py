@@ -11,7 +11,7 @@ from penstock.solvers import Multigrid
 from penstock.solvers.amg.coarsening import most_couplings
 from penstock.solvers.factorisation import FactorisationSpec
 from penstock.solvers.sparse_cholesky import Analysis, analysed, factor_size, most_entries, seconds_to_try_orders
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, SparseMatrix
+from penstock.spmv import Array, BsrMatrix, BudgetError, CsrMatrix, SparseMatrix
 from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
 from penstock.streaming import StreamPlan
 from penstock.streaming.planning.node_graph import node_graph
@@ -142,7 +142,7 @@ class FactorisationLook:
 
     @cached_property
     def _pattern(self) -> scipy.sparse.csr_array:
-        return self.A.to_csr() if self.block_size == 1 else _pattern_of_nodes(self.A, self.block_size)
+        return self.A.to_csr() if self.block_size == 1 else pattern_of_nodes(self.A, self.block_size)
 
     @cached_property
     def _analysis(self) -> Analysis:
@@ -202,7 +202,10 @@ class FactorisationLook:
         return int(np.count_nonzero(A.values > rounding)) <= A.shape[0]
 
     def _found(self, most: int) -> tuple[FactorisationSpec, float] | None:
-        counted = factor_size(self._pattern, self._analysis.order, most)
+        try:
+            counted = factor_size(self._pattern, self._analysis.order, most)
+        except BudgetError:  # too large for the library, however long it might take
+            return None
         if counted is None:
             return None
         counted = counted.of_blocks(self.block_size)
@@ -210,8 +213,8 @@ class FactorisationLook:
         return spec, self._analysis.seconds(counted)
 
 
-def _pattern_of_nodes(A: SparseMatrix, size: int) -> scipy.sparse.csr_array:
-    """Return which nodes of ``size`` unknowns are coupled, with ones as entries."""
+def pattern_of_nodes(A: SparseMatrix, size: int) -> scipy.sparse.csr_array:
+    """Return which nodes of ``size`` unknowns a matrix on the host couples, with ones as entries."""
     if isinstance(A, BsrMatrix) and A.row_granularity == size:
         graph = node_graph(A.row_offsets, A.column_indices, 1)
     else:

@@ -68,7 +68,7 @@ class _BlasLimit:
         """Begin to use BLAS in the calling thread."""
         with self._lock:
             if not self._users and (pools := _pools(_SHARED_BLAS)) is not None:
-                self._limited = pools.limit(limits=threads)
+                self._limited = pools.limit(limits=_capped(pools, threads))
                 _release_control(pools)
             self._users.append(threading.get_ident())
 
@@ -97,12 +97,19 @@ def _release_control(pools: Any) -> None:
         pass
 
 
+def _capped(pools: Any, threads: int) -> int:
+    """Return a number of threads that is not more than any of these libraries may use now."""
+    return min(threads, *(int(library.num_threads) for library in pools.lib_controllers))
+
+
 _BLAS_LIMIT = _BlasLimit()
 
 
 @contextlib.contextmanager
 def blas_limited(threads: int) -> Iterator[None]:
     """Let BLAS use no more threads in the block than kernels do, which respect quotas and ranks that share the cores.
+
+    Nor more than the user allows, by ``OPENBLAS_NUM_THREADS`` or a limit of threadpoolctl.
 
     Sums of BLAS depend on the number of threads: ``threads`` is that of kernels on a quiet machine, which other processes do
     not change. Blocks that run at once in several threads share the limit of the first, and the last to end restores the old
@@ -111,7 +118,7 @@ def blas_limited(threads: int) -> Iterator[None]:
     pools = _pools(_OWN_BLAS)
     _BLAS_LIMIT.enter(threads)
     try:
-        with contextlib.nullcontext() if pools is None else pools.limit(limits=threads):
+        with contextlib.nullcontext() if pools is None else pools.limit(limits=_capped(pools, threads)):
             yield
     finally:
         _BLAS_LIMIT.leave()

@@ -21,8 +21,9 @@ _DENSE = 900
 # A larger coarse problem is solved to this relative residual, in this many iterations at most: its values are 5 to 100 % too high
 # for the fine problem anyway.
 _TOLERANCE, _ITERATIONS = 1e-2, 30
-# Modes whose values are by this factor below all others are soft: those of slender bodies, and of bodies on soft springs.
-_SOFT = 3.0
+# Modes whose values are by this factor below all others are soft: those of slender bodies, and of bodies on soft springs. Among
+# this many modes they are looked for where that is cheap.
+_SOFT, _MOST_SOFT = 3.0, 120
 
 
 class CoarseModes(NamedTuple):
@@ -52,8 +53,11 @@ def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float, k
     rounding.
     """
     free = free_motions(level, mass, zero, k + 1)
-    count = 1 if free.shape[1] >= k else count
     present = level.T.unknowns - int(level.T.missing.sum())
+    if free.shape[1] >= k:
+        count = 1
+    elif level.T.unknowns <= _DENSE:
+        count = max(count, _MOST_SOFT)
     count = max(0, min(count, present - free.shape[1]))
     if not count:
         return CoarseModes(mass, free, level.A.device.xp.zeros((level.T.unknowns, 0)), np.empty(0))
@@ -61,12 +65,12 @@ def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float, k
         values, vectors = _dense(level, mass, free, count)
     else:
         values, vectors = _by_iterations(level, mass, free, count)
-    return CoarseModes(mass, free, vectors, values, _soft(values, level.near_null_space.shape[1]))
+    return CoarseModes(mass, free, vectors, values, _soft(values))
 
 
-def _soft(values: np.ndarray[Any, Any], most: int) -> int:
-    """Return how many modes, up to ``most``, are far below all others; of several such numbers the largest."""
-    gaps = np.flatnonzero(values[1 : most + 1] > _SOFT * np.maximum(values[:most], 0.0)[: len(values) - 1])
+def _soft(values: np.ndarray[Any, Any]) -> int:
+    """Return how many modes are far below all others; of several such numbers the largest."""
+    gaps = np.flatnonzero(values[1:] > _SOFT * np.maximum(values[:-1], 0.0))
     return int(gaps[-1]) + 1 if gaps.size else 0
 
 

@@ -16,7 +16,7 @@ from penstock.solvers.eigen.lobpcg import Found, Matrix, ModesIteration, column_
 from penstock.solvers.eigen.mass import Mass, mass_norms
 from penstock.solvers.eigen.sweep import BLOCKS, ModesSweep
 from penstock.solvers.eigen.uncoupled import UncoupledModes, uncoupled_modes
-from penstock.spmv import Array, Device, InputError, device_of
+from penstock.spmv import Array, Device, InputError, SweptOperator, device_of
 from penstock.spmv.device import count_true
 from penstock.spmv.vectors.noise import noise
 
@@ -242,6 +242,7 @@ class _Search:
             following = 0.0 if coarse.free.shape[1] > zeros else None
             others = coarse.values[coarse.values > self.zero]
             return self._result(free, None, zeros, "converged", following, least=others.min(initial=self.scale))
+        self._widen(coarse.soft)
         state, next_value = self._start(coarse), None
         found = 0 if before is None else self._resume(state, before)
         at_floor = False
@@ -266,6 +267,14 @@ class _Search:
             free, state.locked, zeros, reason, next_value, missed, least=regular.min(initial=self.scale)
         )
 
+    def _widen(self, soft: int) -> None:
+        """Let as many vectors iterate as represent all soft modes, if K is in memory and there is room for them."""
+        needed, multiple = soft + _RANDOM, _MULTIPLES[self.K.device.kind]
+        more = -(-needed // multiple) * multiple - self.columns
+        streams = isinstance(self.K, SweptOperator)
+        if more > 0 and not streams and workspace_nbytes(self.K.shape[0], more) <= self.K.device.free_nbytes() // 2:
+            self.columns += more
+
     def _start(self, coarse: CoarseModes) -> ModesIteration:
         """Return the state before the first pass: the modes of the coarse level, and random vectors."""
         sweep = ModesSweep(self.K, self.mass, self.M, self.columns)
@@ -276,6 +285,7 @@ class _Search:
         values[:known] = coarse.values[:known]
         sigma = 0.5 * float(values[0]) if coarse.free.shape[1] and known else 0.0
         state = ModesIteration(sweep, coarse, values, c, coarse.mass.apply(c), None, sigma, self.zero)
+        state.has_soft = coarse.soft <= known
         self._randomise(state, slice(known, self.columns), seed=0)
         return state
 

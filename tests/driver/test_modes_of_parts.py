@@ -33,6 +33,23 @@ def test_a_body_on_soft_springs(stiffness, springs):
     assert np.allclose(modes.values[6:], free, rtol=20 * stiffness)
 
 
+@pytest.mark.parametrize(("bodies", "k"), [(2, 4), (2, 12), (3, 12), (3, 20), (4, 4), (4, 30)])
+def test_several_bodies_on_soft_mounts(bodies, k):
+    """Each has six modes far below all others, however many are wanted, and is by itself on the coarse level."""
+    K, M, X, _ = box(7, clamped=False)
+    feet = np.isin(X[:, 0], [0.0, X[:, 0].max()]) & np.isin(X[:, 1], [0.0, X[:, 1].max()]) & (X[:, 2] == 0.0)
+    K = K + scipy.sparse.diags_array(3e-6 * K.diagonal().max() * np.repeat(feet, 3))
+    K, M = (scipy.sparse.csr_array(scipy.sparse.block_diag(bodies * [A])) for A in (K, M.to_csr()))
+    X = np.concatenate([X + np.array([1.5 * body, 0.0, 0.0]) for body in range(bodies)])
+
+    modes = penstock.eigsh(K, k, M, coordinates=X, device="cpu")
+
+    assert modes.converged
+    assert not modes.zeros
+    assert modes.iterations <= 12
+    np.testing.assert_allclose(modes.values, reference(K, M, k), rtol=1e-6)
+
+
 @pytest.mark.parametrize("penalty", [1e6, 1e12, 1e14, 1e30])
 def test_unknowns_that_a_penalty_holds(penalty):
     """Values are those of the matrix without them, but for the stiffness of the penalty."""

@@ -153,6 +153,12 @@ def test_the_limit_of_blas_holds_until_its_last_user_ends_in_whatever_thread():
     assert seen == [[1] * len(before)] * 2
 
 
+def test_blas_uses_no_more_threads_than_the_user_allows():
+    pools = pytest.importorskip("threadpoolctl")
+    with pools.threadpool_limits(1, user_api="blas"), threads.blas_limited(2):
+        assert set(blas_threads()) == {1}
+
+
 def test_a_child_that_is_forked_beside_a_solve_has_blas_as_it_was():
     if not hasattr(os, "fork"):
         pytest.skip("this system does not fork")

@@ -261,6 +261,22 @@ def test_the_analysis_of_a_prediction_is_that_of_the_factorisation(library, monk
     np.testing.assert_allclose(twice @ again.apply(b[:, 0]), b[:, 0], atol=1e-9)
 
 
+def test_a_factor_too_large_for_the_library_is_not_made(library, monkeypatch):
+    if library == "SuperLU":
+        pytest.skip("it fails when it factorises")
+    cholmod = types.SimpleNamespace(**vars(sparse_cholesky._cholmod()))
+
+    def too_large(*_, **__):
+        raise cholmod.CholmodTooLargeError("problem too large")
+
+    cholmod.analyze = too_large
+    monkeypatch.setattr(sparse_cholesky, "_cholmod", lambda: cholmod)
+    A = laplacian(12, 12, 12)
+    assert FactorisationLook(CsrMatrix.from_csr(A), 1).within(100.0) is None
+    with pytest.raises(BudgetError, match="too large for CHOLMOD"):
+        penstock.solve(A, np.ones(1728), preconditioner="factorisation", device="cpu")
+
+
 def test_nodes_are_ordered_by_metis_where_that_is_better(library):
     """Approximate minimum degree of a solid's nodes takes more operations than nested dissection."""
     if library == "SuperLU":
