@@ -84,7 +84,7 @@ def coarsen(
     smoothing: int = 1,
     stored: bool = False,
     grouped: Grouped = False,
-    level: int = 0,
+    finest: bool = True,
     **measuring: Any,
 ) -> CoarseLevel | None:
     """Return the level below a matrix of nodes of ``size`` unknowns; None if its graph cannot be coarsened. Collective.
@@ -96,10 +96,9 @@ def coarsen(
     on its device; ``grouped``: of groups of linked nodes where there are any, and so is D. Where P is not stored, D and
     aggregates are ``grouped`` as in :mod:`~penstock.solvers.amg.line_space` or :mod:`~penstock.solvers.amg.local_space`.
     Otherwise the caller's level is made whatever its size, and coarse ones keep decoupled unknowns. For stored matrices only
-    strong couplings count (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0 for the
-    caller's matrix: the largest eigenvalues of others may stand alone, so more rounds look for them.
+    strong couplings count (:func:`~penstock.solvers.amg.strength.strong_graph`). Only the caller's matrix is the ``finest``: the
+    largest eigenvalues of others may stand alone, so more rounds look for them.
     """
-    finest = level == 0
     communicator, count = communicator_of(A), A.shape[0] // size
     modes, points = checked_near_null_space(A, size, near_null_space, _points(A, size, coordinates, aggregates))
     _check_cuts(A, size)
@@ -135,7 +134,7 @@ def coarsen(
     with communicator.together():
         if by_strength:
             assert free is not None
-            of_nodes, strong = _aggregates_of_strong(A, size, free, level, groups)
+            of_nodes, strong = _aggregates_of_strong(A, size, free, groups)
         else:
             of_nodes = jumps or (find() if of_all is None else _kept_here(of_all.result()))
         if of_nodes.count > _LEAST_COARSENING * count and (stored or not finest):
@@ -263,7 +262,7 @@ def _check_cuts(A: Operator, size: int) -> None:
 
 
 def _aggregates_of_strong(
-    A: Operator, size: int, free: Array, level: int, groups: GroupInverses | None
+    A: Operator, size: int, free: Array, groups: GroupInverses | None
 ) -> tuple[Aggregates, _Graph | None]:
     """Aggregate the nodes of a stored matrix, or its groups, by strong couplings; return also those of nodes.
 
@@ -273,16 +272,16 @@ def _aggregates_of_strong(
     rows, free = in_float64(rows_of(A)), free.reshape(-1, size)
     free &= ~_hubs(rows)[:, None]
     if groups is not None:
-        return _aggregates_of_groups(rows, free, level, groups.groups), None
-    offsets, columns = strong = strong_graph(rows, level)
+        return _aggregates_of_groups(rows, free, groups.groups), None
+    offsets, columns = strong = strong_graph(rows)
     free &= (offsets[1:] > offsets[:-1])[:, None]
     return device_aggregates(offsets, columns, free.any(axis=1), A.device.kind), strong
 
 
-def _aggregates_of_groups(rows: BlockRows, free: Array, level: int, groups: Groups) -> Aggregates:
+def _aggregates_of_groups(rows: BlockRows, free: Array, groups: Groups) -> Aggregates:
     """Aggregate whole groups by the strong couplings between them."""
     between, of_node = _between_groups(rows, groups), groups.of_node
-    offsets, columns = strong_graph(between, level)
+    offsets, columns = strong_graph(between)
     coupled = (offsets[1:] > offsets[:-1]) & ~_hubs(between)
     free &= coupled[of_node][:, None]
     if groups.cut and _MANY * groups.count <= len(of_node):

@@ -240,7 +240,7 @@ def multigrid(
         # Coarse levels of what needs no groups only look as if they did.
         grouped = smoother == "chebyshev"
         while matrix.shape[0] > DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
-            level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, grouped=grouped, level=len(levels))
+            level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, grouped=grouped, finest=not levels)
             if level is None:
                 break
             stored = cycle_matrix(matrix, level.diagonal)

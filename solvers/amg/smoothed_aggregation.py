@@ -328,7 +328,7 @@ def _coarser_inverse(level: CoarseLevel, before: Operator | None) -> Operator:
         return _in_fewer_digits(_preconditioner(again, _COARSE_DEGREE, _COARSE_SMOOTHING, before))
     grid = T.aggregates.grid
     nodes = COARSE_SIDE ** (3 if grid is None else len(grid))
-    coarser = coarsen(A, T.modes, level.near_null_space, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, level=1)
+    coarser = coarsen(A, T.modes, level.near_null_space, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, finest=False)
     if coarser is None:
         diagonal, high = measured(A, T.modes, rounds=_COARSE_ROUNDS, settled=SETTLED)
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)

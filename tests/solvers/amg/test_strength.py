@@ -64,7 +64,7 @@ def test_smooth_elasticity_is_coupled_as_its_pattern_is():
     of_row = np.repeat(np.arange(216), np.diff(rows.offsets))
     coupled = (of_row != rows.columns) & rows.blocks.any(axis=(1, 2))  # entries of clamped nodes are zero
 
-    offsets, columns = strong_graph(rows, 0)
+    offsets, columns = strong_graph(rows)
 
     assert np.array_equal(columns, rows.columns[coupled])
     assert np.array_equal(np.diff(offsets), np.bincount(of_row[coupled], minlength=216))
