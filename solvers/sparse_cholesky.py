@@ -108,7 +108,7 @@ class CholmodAnalysis:
         self.is_thorough, self._size = False, size
         try:
             symbolic = _cholmod().analyze(_columns(pattern), ordering_method="amd")
-        except _cholmod().CholmodError as error:
+        except (_cholmod().CholmodTooLargeError, _cholmod().CholmodOutOfMemoryError) as error:
             raise BudgetError(f"the factor is too large for CHOLMOD: {error}") from error
         self.order: Array = symbolic.P()
         self._symbolic: Any = symbolic if size == 1 else None

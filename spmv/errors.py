@@ -128,6 +128,8 @@ class NotConvergedWarning(RuntimeWarning):
 
 def advice_on_type(kind: str) -> str:
     """Return what is supported, and what the owner of a complex system can do; ``kind`` is that of NumPy's types."""
+    if kind == "f":
+        return "real numbers of up to 8 bytes are supported: give them as float64"
     if kind != "c":
         return "only real numbers are supported"
     return (

@@ -39,6 +39,8 @@ from penstock.spmv.device import count_true
 _LARGEST_BLOCK, _LEAST_BLOCK = 256, 4
 # Rows of a matrix up to which its parts are looked for, in a few hundredths of a second.
 _LOOKED_AT_ROWS = 200_000
+# Each part has aggregates of its own: many small ones would make a large coarse level.
+_MOST_PARTS = 20
 
 
 def modes_method(mass_nbytes: int) -> MethodChoice:
@@ -104,7 +106,7 @@ class ModesSearch:
             moves = _moving(K.device, mass, M)
         block = _block(system, self.k)
         with self.reporter.stage("solve") as stage:
-            limits = SearchLimits(self.tol, self.maxiter, block)
+            limits = SearchLimits(self.tol, self.maxiter, block, _most_columns(system, block))
             watch = partial(self._watch, stage)
             rounding = float(np.finfo(np.float32 if system.narrow else np.float64).eps)
             found = lowest_modes(
@@ -116,6 +118,10 @@ class ModesSearch:
         facts = [*system.explain(), f"{'mass':<11} {_described(mass)}"]
         if block < (wanted := _wanted(system, self.k)):
             facts.append(f"{'blocks':<11} {block} vectors at a time, for which there is room, instead of {wanted}")
+        elif found.columns > block:
+            facts.append(
+                f"{'blocks':<11} {found.columns} vectors at a time, to represent all modes far below the others"
+            )
         planned = 0 if (placement := system.placement) is None else _planned_nbytes(placement)
         return replace(modes, vectors=_back(system, modes.vectors), decisions="\n".join(facts), planned_nbytes=planned)
 
@@ -164,17 +170,20 @@ def _spec_for_parts(system: OpenSystem) -> SmoothedAggregationSpec | None:
 
     Aggregates of coordinates may hold nodes of two parts, whose motions the coarse level then mixes; those of the graph do not.
     """
-    K, spec = system.matrix, system.request.preconditioner
+    K, spec, options = system.matrix, system.request.preconditioner, system.request.options
     if not isinstance(K, SparseMatrix) or K.shape[0] > _LOOKED_AT_ROWS:
         return None
-    if not isinstance(spec, SmoothedAggregationSpec) or spec.near_null_space is not None:
+    if not isinstance(spec, SmoothedAggregationSpec):  # of a prepared system
+        known = {name: of for name, of in options.items() if name in ("coordinates", "near_null_space")}
+        spec = with_modes_degree(SmoothedAggregationSpec(**known))
+    if spec.coordinates is None or spec.near_null_space is not None:
         return None
-    if spec.coordinates is None or callable(spec.coordinates) or isinstance(spec.coordinates, GridPoints):
-        return None  # a structured mesh is in one part
+    if callable(spec.coordinates) or isinstance(spec.coordinates, GridPoints):
+        return None  # of a structured mesh, which is in one part
     points = device_of(spec.coordinates).to_host(spec.coordinates)
     size = K.shape[0] // len(points)
     part = connected_components(pattern_of_nodes(K.to_device(CPU), size), directed=False)[1]
-    if (np.bincount(part) > 1).sum() <= 1:  # single nodes, such as fixed ones, have no part in the coarse level
+    if not 1 < (np.bincount(part) > 1).sum() <= _MOST_PARTS:  # single nodes, such as fixed ones, do not count
         return None
     of_parts: SmoothedAggregationSpec = replace(
         spec, coordinates=None, near_null_space=rigid_body_modes(points, size), block_size=size
@@ -189,6 +198,13 @@ def _block(system: OpenSystem, k: int) -> int:
         return placement.together
     each = workspace_nbytes(K.shape[0], 1)
     return int(max(_LEAST_BLOCK, min(_wanted(system, k), K.device.free_nbytes() // 2 // each)))
+
+
+def _most_columns(system: OpenSystem, block: int) -> int:
+    """Return how many vectors may iterate together: more than ``block`` where K is in memory and no limit is given."""
+    if system.streamed is not None or system.request.memory is not None:
+        return block
+    return max(block, system.A.device.free_nbytes() // 2 // workspace_nbytes(system.A.shape[0], 1))
 
 
 def _wanted(system: OpenSystem, k: int) -> int:

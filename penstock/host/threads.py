@@ -98,8 +98,9 @@ def _release_control(pools: Any) -> None:
 
 
 def _capped(pools: Any, threads: int) -> int:
-    """Return a number of threads that is not more than any of these libraries may use now."""
-    return min(threads, *(int(library.num_threads) for library in pools.lib_controllers))
+    """Return a number of threads that is not more than any of these libraries may use now, as far as they tell."""
+    allowed = (library.num_threads for library in pools.lib_controllers)
+    return min([threads, *(int(number) for number in allowed if number)])
 
 
 _BLAS_LIMIT = _BlasLimit()

@@ -69,7 +69,7 @@ _VECTORS_OF_SETUP = 12
 #: An unknown whose couplings add up to less than this share of its diagonal is decoupled: D alone leaves as little of its error.
 DECOUPLED = 1e-9
 # So is one with couplings up to the first share that is as stiff as a penalty makes it: its inverse diagonal is less than the
-# second share of the mean one. In the coarse level it would be a small difference of large numbers.
+# second share of the mean one of those that are coupled. In the coarse level it would be a small difference of large numbers.
 _HELD, _STIFF = 1e-5, 1e-4
 
 
@@ -241,9 +241,9 @@ def _coupled(A: Operator, diagonal: DiagonalBlocks, sums: Array, finest: bool) -
         return coupled
     size = diagonal.blocks.shape[1]
     alone = A.device.xp.ascontiguousarray(diagonal.blocks.reshape(-1, size * size)[:, :: size + 1]).reshape(-1)
-    ones = A.device.xp.ones_like(alone)
-    total, count = VectorSpace.of(A).dots((alone, ones), (ones, ones))
-    return free | (coupled & (alone >= _STIFF * total / count))
+    those = coupled.astype(np.float64)
+    total, count = VectorSpace.of(A).dots((alone, those), (those, those))
+    return free | (coupled & (alone * count >= _STIFF * total))
 
 
 def _group_inverses(A: Operator, *, ties: bool) -> GroupInverses | None:

@@ -187,7 +187,10 @@ class Graph:
 
 def _as_matrix(A: Operator) -> SparseMatrix:
     if not isinstance(A, SparseMatrix):
-        raise InputError(f"a coarse level is made of the entries of a matrix, which {type(A).__name__} does not show")
+        raise InputError(
+            f"a coarse level is made of the entries of a sparse matrix, which {type(A).__name__} does not show; "
+            "make a dense array one by scipy.sparse.csr_array"
+        )
     return A
 
 

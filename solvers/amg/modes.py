@@ -140,18 +140,22 @@ def _checked_modes(near_null_space: Any, unknowns: int, device: Device) -> Array
 def check_shape_of_modes(shape: tuple[int, ...], unknowns: int, *, finite: bool = True) -> None:
     """Refuse a near-null space of another shape than ``(unknowns, 1 to 8)`` or ``(unknowns,)``, or of numbers not finite."""
     one_to_eight = len(shape) == 1 or (len(shape) == 2 and 1 <= shape[1] <= _MOST_MODES)
-    if not (one_to_eight and shape[0] == unknowns and finite):
+    if not (one_to_eight and shape[0] == unknowns):
         raise InputError(
-            f"near_null_space must be finite and of shape ({unknowns}, modes) with 1 to {_MOST_MODES} modes, not {shape}"
+            f"near_null_space must be of shape ({unknowns}, modes) with 1 to {_MOST_MODES} modes, not {shape}"
         )
+    if not finite:
+        raise InputError("near_null_space must be finite; some of its numbers are NaN or infinite")
 
 
 def _checked_points(coordinates: Any, nodes: int, device: Device) -> Array | GridPoints:
     if isinstance(coordinates, GridPoints) and len(coordinates) == nodes:
         return coordinates
     points = _real(coordinates, "coordinates", device)
-    if points.ndim != 2 or len(points) != nodes or not _finite(points):
-        raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")
+    if points.ndim != 2 or len(points) != nodes:
+        raise InputError(f"coordinates must be of shape ({nodes}, dimensions), not {points.shape}")
+    if not _finite(points):
+        raise InputError("coordinates must be finite; some are NaN or infinite")
     return points
 
 

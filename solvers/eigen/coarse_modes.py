@@ -10,7 +10,7 @@ import scipy.linalg
 from penstock.solvers.amg.galerkin import coarse_matrix
 from penstock.solvers.amg.level import CoarseLevel
 from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation
-from penstock.solvers.eigen.free_motions import free_motions
+from penstock.solvers.eigen.free_motions import free_motions, parts_of
 from penstock.solvers.eigen.mass import Mass
 from penstock.solvers.eigen.rayleigh_ritz import SHIFT, new_directions, ritz_pairs
 from penstock.spmv import Array, BsrMatrix
@@ -21,8 +21,8 @@ _DENSE = 900
 # A larger coarse problem is solved to this relative residual, in this many iterations at most: its values are 5 to 100 % too high
 # for the fine problem anyway.
 _TOLERANCE, _ITERATIONS = 1e-2, 30
-# Modes whose values are by this factor below all others are soft: those of slender bodies, and of bodies on soft springs. Among
-# this many modes they are looked for where that is cheap.
+# Modes whose values are by this factor below all others are soft: those of slender bodies, and of bodies on soft springs. There
+# are at most this many of several parts.
 _SOFT, _MOST_SOFT = 3.0, 120
 
 
@@ -53,11 +53,8 @@ def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float, k
     rounding.
     """
     free = free_motions(level, mass, zero, k + 1)
-    present = level.T.unknowns - int(level.T.missing.sum())
-    if free.shape[1] >= k:
-        count = 1
-    elif level.T.unknowns <= _DENSE:
-        count = max(count, _MOST_SOFT)
+    present, soft = level.T.unknowns - int(level.T.missing.sum()), _most_soft(level)
+    count = 1 if free.shape[1] >= k else max(count, soft + 1)
     count = max(0, min(count, present - free.shape[1]))
     if not count:
         return CoarseModes(mass, free, level.A.device.xp.zeros((level.T.unknowns, 0)), np.empty(0))
@@ -65,12 +62,19 @@ def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float, k
         values, vectors = _dense(level, mass, free, count)
     else:
         values, vectors = _by_iterations(level, mass, free, count)
-    return CoarseModes(mass, free, vectors, values, _soft(values))
+    return CoarseModes(mass, free, vectors, values, _soft(values, soft))
 
 
-def _soft(values: np.ndarray[Any, Any]) -> int:
-    """Return how many modes are far below all others; of several such numbers the largest."""
-    gaps = np.flatnonzero(values[1:] > _SOFT * np.maximum(values[:-1], 0.0))
+def _most_soft(level: CoarseLevel) -> int:
+    """Return how many modes may be soft: the motions of each part of a system of few parts, else those of one."""
+    each = int(level.near_null_space.shape[1])
+    parts = int(parts_of(level.A).max(initial=0)) + 1
+    return each * parts if each * parts <= _MOST_SOFT else each
+
+
+def _soft(values: np.ndarray[Any, Any], most: int) -> int:
+    """Return how many modes, up to ``most``, are far below all others; of several such numbers the largest."""
+    gaps = np.flatnonzero(values[1 : most + 1] > _SOFT * np.maximum(values[:most], 0.0)[: len(values) - 1])
     return int(gaps[-1]) + 1 if gaps.size else 0
 
 

@@ -29,7 +29,7 @@ def free_motions(level: CoarseLevel, mass: BsrMatrix, zero: float, most: int) ->
         return N
     of_k, of_m = level.energy_product(N), mass.apply(N)
     N, of_k, of_m = (device.to_host(vectors) for vectors in (N, of_k, of_m))
-    part = _parts(level.A)
+    part = parts_of(level.A)
     members = np.split(np.argsort(part, kind="stable"), np.cumsum(np.bincount(part))[:-1])
     grams_k, grams_m = _grams(part, N, of_k), _grams(part, N, of_m)
     squares = np.diagonal(grams_m, axis1=1, axis2=2)
@@ -46,7 +46,7 @@ def free_motions(level: CoarseLevel, mass: BsrMatrix, zero: float, most: int) ->
     return device.asarray(np.ascontiguousarray(found[:, :columns]))
 
 
-def _parts(A: BsrMatrix) -> _Arrays:
+def parts_of(A: BsrMatrix) -> _Arrays:
     """Return the number of the connected part of each unknown."""
     size, count = A.row_granularity, A.shape[0] // A.row_granularity
     offsets, columns = (A.device.to_host(array) for array in (A.row_offsets, A.column_indices))

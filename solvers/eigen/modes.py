@@ -16,7 +16,7 @@ from penstock.solvers.eigen.lobpcg import Found, Matrix, ModesIteration, column_
 from penstock.solvers.eigen.mass import Mass, mass_norms
 from penstock.solvers.eigen.sweep import BLOCKS, ModesSweep
 from penstock.solvers.eigen.uncoupled import UncoupledModes, uncoupled_modes
-from penstock.spmv import Array, Device, InputError, SweptOperator, device_of
+from penstock.spmv import Array, Device, InputError, device_of
 from penstock.spmv.device import count_true
 from penstock.spmv.vectors.noise import noise
 
@@ -109,11 +109,12 @@ Monitor = Callable[[ModesRecord], object]
 
 
 class SearchLimits(NamedTuple):
-    """The tolerance of residuals, the iterations of a block, and the vectors that iterate together."""
+    """The tolerance of residuals, the iterations of a block, the vectors that iterate together, and the most that fit."""
 
     tol: float
     maxiter: int
     block: int
+    most: int
 
 
 @dataclass
@@ -130,6 +131,7 @@ class LowestModes:
     iterations: int
     next_value: float | None
     missed: int = 0
+    columns: int = 0  # that iterated together
 
 
 def block_columns(k: int, kind: str, *, rough: bool = False) -> int:
@@ -268,12 +270,11 @@ class _Search:
         )
 
     def _widen(self, soft: int) -> None:
-        """Let as many vectors iterate as represent all soft modes, if K is in memory and there is room for them."""
-        needed, multiple = soft + _RANDOM, _MULTIPLES[self.K.device.kind]
-        more = -(-needed // multiple) * multiple - self.columns
-        streams = isinstance(self.K, SweptOperator)
-        if more > 0 and not streams and workspace_nbytes(self.K.shape[0], more) <= self.K.device.free_nbytes() // 2:
-            self.columns += more
+        """Let as many vectors iterate as represent all soft modes, if there is room for them."""
+        multiple = _MULTIPLES[self.K.device.kind]
+        needed = -(-(soft + _RANDOM) // multiple) * multiple
+        if self.columns < needed <= self.limits.most:
+            self.columns = needed
 
     def _start(self, coarse: CoarseModes) -> ModesIteration:
         """Return the state before the first pass: the modes of the coarse level, and random vectors."""
@@ -462,4 +463,5 @@ class _Search:
             self.iterations,
             next_value,
             missed,
+            self.columns,
         )

@@ -15,8 +15,8 @@ Matrix = np.ndarray[Any, Any]
 
 # An unknown whose ``k_ii / m_ii`` is this many times the largest value of the others is held: it has no part in their modes.
 _HELD = 1e3
-# One whose couplings with other nodes add up to more than this share of its row is coupled; up to it they may be rounding.
-_COUPLED = 1e-12
+# One whose couplings with other nodes add up to more than this share of its row, in units of rounding, is coupled.
+_COUPLED = 1e4
 
 
 class UncoupledModes(NamedTuple):
@@ -32,8 +32,9 @@ def uncoupled_modes(
 ) -> tuple[UncoupledModes | None, Array]:
     """Return the lowest k modes of unknowns that have mass and do not move with others, or None, and the unknowns that do move.
 
-    Those that a penalty holds are left out. Those that K couples with others, if by less than counts on the coarse level, are
-    added to ``moves``, bool (n,). Where there are such unknowns, their row sums take a product with K.
+    Those that K couples with others, if by less than counts on the coarse level, are added to ``moves``, bool (n,). Those that a
+    penalty holds are left out where K or M couples them with others. Where there are unknowns that do not move, their row sums
+    take a product with K.
 
     Raises
     ------
@@ -44,22 +45,20 @@ def uncoupled_modes(
     rest = np.flatnonzero(device.to_host((mass.diagonal() > 0) & ~moves))
     if not rest.size:
         return None, moves
-    of_mass = mass.to_csr()
-    if moves.any():
-        rest = rest[~_held(M, of_mass, rest)]
-    if rest.size:
-        coupled = _coupled(K, M, rest)
-        if coupled.any():
-            moves = moves.copy()
-            moves[device.asarray(rest[coupled])] = True
-            rest = rest[~coupled]
+    of_mass, coupled = mass.to_csr(), _coupled(K, M, rest)
+    held = _held(M, of_mass, rest) if moves.any() else np.zeros(len(rest), dtype=bool)
+    if (coupled & ~held).any():
+        moves = moves.copy()
+        moves[device.asarray(rest[coupled & ~held])] = True
+    rest, held = rest[~coupled], held[~coupled]
+    rest = rest[~(held & _coupled_by_mass(of_mass, rest, M.level.T.block_size))]
     return (_modes_of_nodes(M, mass, of_mass, rest, k) if rest.size else None), moves
 
 
 def _modes_of_nodes(M: SmoothedAggregation, mass: Mass, of_mass: Any, unknowns: Matrix, k: int) -> UncoupledModes:
     """Return the lowest k modes of some unknowns that K couples with those of their own nodes only."""
     device, size = M.device, M.level.T.block_size
-    if count := _count_coupled_by_mass(of_mass, unknowns, size):
+    if count := int(_coupled_by_mass(of_mass, unknowns, size).sum()):
         raise InputError(
             f"M couples {count:,} unknowns that K couples with no other, such as fixed ones: empty their rows and columns of M, "
             "or eliminate them from both"
@@ -89,14 +88,14 @@ def _coupled(K: Any, M: SmoothedAggregation, unknowns: Matrix) -> Matrix:
     nodes, of_node = np.unique(unknowns // size, return_inverse=True)
     of_block = np.abs(_blocks(M, nodes)).sum(axis=2)[of_node, unknowns % size]
     sums = device.to_host(K.apply_absolute(device.xp.ones(K.shape[0]))[device.asarray(unknowns)])
-    return np.asarray(sums - of_block > _COUPLED * sums)
+    return np.asarray(sums - of_block > _COUPLED * np.finfo(K.dtype).eps * sums)
 
 
-def _count_coupled_by_mass(of_mass: Any, unknowns: Matrix, size: int) -> int:
-    """Return how many of some unknowns M couples with other nodes."""
+def _coupled_by_mass(of_mass: Any, unknowns: Matrix, size: int) -> Matrix:
+    """Return which of some unknowns M couples with other nodes."""
     rows = of_mass[unknowns].tocoo()
     far = (rows.col // size != unknowns[rows.row] // size) & (rows.data != 0)
-    return len(np.unique(rows.row[far]))
+    return np.bincount(rows.row[far], minlength=len(unknowns)) > 0
 
 
 def _held(M: SmoothedAggregation, of_mass: Any, unknowns: Matrix) -> Matrix:
@@ -105,4 +104,4 @@ def _held(M: SmoothedAggregation, of_mass: Any, unknowns: Matrix) -> Matrix:
     inverses = M.device.to_host(M.level.diagonal.blocks[M.device.asarray(unknowns // size)])
     within = unknowns % size
     stiffnesses = 1 / inverses[np.arange(len(unknowns)), within, within]
-    return np.asarray(stiffnesses * masses.mean() > _HELD * M.level.scale * masses[unknowns])
+    return np.asarray(stiffnesses * np.median(masses[masses > 0]) > _HELD * M.level.scale * masses[unknowns])

@@ -8,6 +8,7 @@ from scipy.sparse.linalg import eigsh
 from seven_point import seven_point
 
 import penstock
+from penstock.solvers import SmoothedAggregationSpec
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,14 +34,19 @@ def test_a_body_on_soft_springs(stiffness, springs):
     assert np.allclose(modes.values[6:], free, rtol=20 * stiffness)
 
 
-@pytest.mark.parametrize(("bodies", "k"), [(2, 4), (2, 12), (3, 12), (3, 20), (4, 4), (4, 30)])
-def test_several_bodies_on_soft_mounts(bodies, k):
-    """Each has six modes far below all others, however many are wanted, and is by itself on the coarse level."""
+def mounted(bodies):
+    """Return K, M and coordinates of cubes that stand beside each other on soft mounts."""
     K, M, X, _ = box(7, clamped=False)
     feet = np.isin(X[:, 0], [0.0, X[:, 0].max()]) & np.isin(X[:, 1], [0.0, X[:, 1].max()]) & (X[:, 2] == 0.0)
     K = K + scipy.sparse.diags_array(3e-6 * K.diagonal().max() * np.repeat(feet, 3))
     K, M = (scipy.sparse.csr_array(scipy.sparse.block_diag(bodies * [A])) for A in (K, M.to_csr()))
-    X = np.concatenate([X + np.array([1.5 * body, 0.0, 0.0]) for body in range(bodies)])
+    return K, M, np.concatenate([X + np.array([1.5 * body, 0.0, 0.0]) for body in range(bodies)])
+
+
+@pytest.mark.parametrize(("bodies", "k"), [(2, 4), (2, 12), (3, 12), (3, 20), (4, 4), (4, 30), (6, 4), (10, 4)])
+def test_several_bodies_on_soft_mounts(bodies, k):
+    """Each has six modes far below all others, however many are wanted, and is by itself on the coarse level."""
+    K, M, X = mounted(bodies)
 
     modes = penstock.eigsh(K, k, M, coordinates=X, device="cpu")
 
@@ -48,6 +54,54 @@ def test_several_bodies_on_soft_mounts(bodies, k):
     assert not modes.zeros
     assert modes.iterations <= 12
     np.testing.assert_allclose(modes.values, reference(K, M, k), rtol=1e-6)
+
+
+def test_coordinates_of_several_bodies_reach_the_coarse_level_in_every_way():
+    K, M, X = mounted(2)
+    expected = penstock.eigsh(K, 8, M, coordinates=X, device="cpu").values
+    with penstock.prepare(K, coordinates=X, device="cpu") as system:
+        prepared = system.eigsh(8, M)
+    late = SmoothedAggregationSpec(block_size=3, coordinates=lambda: X)
+    made_late = penstock.eigsh(K, 8, M, preconditioner=late, device="cpu", on_failure="return")
+    assert prepared.converged
+    np.testing.assert_allclose(prepared.values, expected, rtol=1e-6)
+    assert np.isfinite(made_late.values).all()  # aggregates of coordinates hold nodes of both
+
+
+def test_a_limit_of_memory_keeps_the_block():
+    """Twelve modes are soft, and eight vectors iterate: fewer digits are better than more memory than was allowed."""
+    K, M, X = mounted(2)
+    planned = penstock.eigsh(K, 2, M, coordinates=X, device="cpu", memory="8 MiB", on_failure="return")
+    free = penstock.eigsh(K, 2, M, coordinates=X, device="cpu")
+    assert "represent all modes far below" in free.explain()
+    assert "represent all modes far below" not in planned.explain()
+
+
+def test_a_gap_high_in_the_spectrum_is_not_that_above_soft_modes():
+    """Single nodes whose blocks have values from 1 to 1e8."""
+    K, M, *_ = box(8)
+    q = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
+    single = K.diagonal().max() * (q @ np.diag([1.0, 1e4, 1e8]) @ q.T)
+    K = scipy.sparse.csr_array(scipy.sparse.block_diag([K] + 10 * [single]))
+    M = scipy.sparse.csr_array(scipy.sparse.block_diag([M.to_csr(), M.diagonal().mean() * np.eye(30)]))
+
+    modes = penstock.eigsh(K, 6, M, device="cpu", block_size=3)
+
+    assert modes.converged
+    np.testing.assert_allclose(modes.values, reference(K, M, 6), rtol=1e-6)
+
+
+def test_springs_by_themselves_beside_a_mass_a_billion_times_the_others():
+    """No unknown is held only because others are heavy."""
+    K = scipy.sparse.csr_array(scipy.sparse.block_diag([seven_point(12), np.diag([0.1, 0.2, 0.3])]))
+    masses = np.ones(K.shape[0])
+    masses[800] = 1e9
+
+    modes = penstock.eigsh(K, 5, masses, device="cpu")
+
+    assert modes.converged
+    expected = eigsh(K.tocsc(), 9, M=scipy.sparse.diags_array(masses).tocsc(), sigma=0)[0]
+    np.testing.assert_allclose(modes.values, np.sort(expected)[:5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("penalty", [1e6, 1e12, 1e14, 1e30])
