@@ -133,7 +133,7 @@ def test_the_long_rows_of_hubs_are_not_padded():
 def planned(powers, reach=1):
     index = SimpleNamespace(subdivisions=range(8))
     plan = SimpleNamespace(
-        powers_per_sweep=powers, reach=reach, index=index, estimated_solve_seconds=lambda: 1.0 / powers
+        powers_per_sweep=powers, planned_reach=reach, index=index, estimated_solve_seconds=lambda: 1.0 / powers
     )
     return SimpleNamespace(stream_plan=plan)
 
