@@ -1,7 +1,8 @@
-"""Boxes whose lowest modes are known, and those modes by SciPy."""
+"""Systems with modes of interest, boxes and chains, and the lowest modes of any system by SciPy."""
 
 import numpy as np
 import scipy.linalg
+import scipy.sparse
 from scipy.sparse.linalg import eigsh
 
 from penstock.fem import Cantilever
@@ -25,3 +26,10 @@ def box(nodes, lengths=1.0, dof=3, k=10, lumped=False, **more):
     beam = Cantilever(nodes=nodes, dof=dof, lengths=lengths, **more)
     M = beam.mass(lumped=lumped)
     return beam.matrix().to_csr(), M, beam.mesh.coordinates(), k
+
+
+def chain(points):
+    """The matrix of a chain of points that nothing holds."""
+    ends = np.full(points, 2.0)
+    ends[[0, -1]] = 1.0
+    return scipy.sparse.diags_array([-np.ones(points - 1), ends, -np.ones(points - 1)], offsets=[-1, 0, 1])

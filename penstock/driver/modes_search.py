@@ -131,9 +131,8 @@ class ModesSearch:
         M = system.preconditioner() if system.streamed is None else None
         if isinstance(M, SmoothedAggregation):
             return M
-        known = {name: of for name, of in system.request.options.items() if name in ("coordinates", "near_null_space")}
         size = system.request.node_size(1 if system.placement is None else system.placement.spec.block_size)
-        spec: Any = with_modes_degree(SmoothedAggregationSpec(block_size=size, **known))
+        spec: Any = replace(_default_spec(system), block_size=size)
         if system.order is not None:
             spec = spec.in_order(system.order.forward)
         return _built(system, spec)
@@ -159,6 +158,12 @@ class ModesSearch:
         return self.monitor is not None and bool(self.monitor(record))
 
 
+def _default_spec(system: OpenSystem) -> SmoothedAggregationSpec:
+    """Return the specification of a coarse level for modes, with what is known of the nodes."""
+    known = {name: of for name, of in system.request.options.items() if name in ("coordinates", "near_null_space")}
+    return with_modes_degree(SmoothedAggregationSpec(**known))
+
+
 def _built(system: OpenSystem, spec: Any) -> SmoothedAggregation:
     with system.reporter.stage("prepare"), system.A.device.current():
         made: SmoothedAggregation = spec.build(system.matrix)
@@ -170,12 +175,11 @@ def _spec_for_parts(system: OpenSystem) -> SmoothedAggregationSpec | None:
 
     Aggregates of coordinates may hold nodes of two parts, whose motions the coarse level then mixes; those of the graph do not.
     """
-    K, spec, options = system.matrix, system.request.preconditioner, system.request.options
+    K, spec = system.matrix, system.request.preconditioner
     if not isinstance(K, SparseMatrix) or K.shape[0] > _LOOKED_AT_ROWS:
         return None
     if not isinstance(spec, SmoothedAggregationSpec):  # of a prepared system
-        known = {name: of for name, of in options.items() if name in ("coordinates", "near_null_space")}
-        spec = with_modes_degree(SmoothedAggregationSpec(**known))
+        spec = _default_spec(system)
     if spec.coordinates is None or spec.near_null_space is not None:
         return None
     if callable(spec.coordinates) or isinstance(spec.coordinates, GridPoints):
@@ -193,18 +197,23 @@ def _spec_for_parts(system: OpenSystem) -> SmoothedAggregationSpec | None:
 
 def _block(system: OpenSystem, k: int) -> int:
     """Return the vectors that iterate together: those that were planned, or those for which half of the free memory has room."""
-    K, placement = system.matrix, system.placement
+    placement = system.placement
     if placement is not None and isinstance(system.request.method, MethodChoice):
         return placement.together
-    each = workspace_nbytes(K.shape[0], 1)
-    return int(max(_LEAST_BLOCK, min(_wanted(system, k), K.device.free_nbytes() // 2 // each)))
+    return max(_LEAST_BLOCK, min(_wanted(system, k), _fitting(system)))
 
 
 def _most_columns(system: OpenSystem, block: int) -> int:
     """Return how many vectors may iterate together: more than ``block`` where K is in memory and no limit is given."""
     if system.streamed is not None or system.request.memory is not None:
         return block
-    return max(block, system.A.device.free_nbytes() // 2 // workspace_nbytes(system.A.shape[0], 1))
+    return max(block, _fitting(system))
+
+
+def _fitting(system: OpenSystem) -> int:
+    """Return for how many vectors that iterate half of the free memory has room."""
+    K = system.matrix
+    return int(K.device.free_nbytes() // 2 // workspace_nbytes(K.shape[0], 1))
 
 
 def _wanted(system: OpenSystem, k: int) -> int:

@@ -52,8 +52,10 @@ def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float, k
     If k motions are free, one further mode shows what their residuals are small beside. Values up to ``zero`` are zero but for
     rounding.
     """
-    free = free_motions(level, mass, zero, k + 1)
-    present, soft = level.T.unknowns - int(level.T.missing.sum()), _most_soft(level)
+    part = parts_of(level.A)
+    free = free_motions(level, mass, zero, k + 1, part)
+    present = level.T.unknowns - int(level.T.missing.sum())
+    soft = _most_soft(int(level.near_null_space.shape[1]), int(part.max(initial=0)) + 1)
     count = 1 if free.shape[1] >= k else max(count, soft + 1)
     count = max(0, min(count, present - free.shape[1]))
     if not count:
@@ -65,10 +67,8 @@ def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float, k
     return CoarseModes(mass, free, vectors, values, _soft(values, soft))
 
 
-def _most_soft(level: CoarseLevel) -> int:
+def _most_soft(each: int, parts: int) -> int:
     """Return how many modes may be soft: the motions of each part of a system of few parts, else those of one."""
-    each = int(level.near_null_space.shape[1])
-    parts = int(parts_of(level.A).max(initial=0)) + 1
     return each * parts if each * parts <= _MOST_SOFT else each
 
 

@@ -17,11 +17,11 @@ _DEPENDENT = 1e-12
 _Arrays = np.ndarray[Any, Any]
 
 
-def free_motions(level: CoarseLevel, mass: BsrMatrix, zero: float, most: int) -> Array:
+def free_motions(level: CoarseLevel, mass: BsrMatrix, zero: float, most: int, part: _Arrays) -> Array:
     """Return ``most`` coarse motions that K maps to zero but for rounding, or as many as there are: (unknowns, motions).
 
-    Each is a combination of the near-null space on one connected part, and zero on all others; they are M-orthonormal. The energy
-    over that of ``mass``, which is ``P^T M P``, is at most ``zero``.
+    ``part`` is what :func:`parts_of` returns. Each motion is a combination of the near-null space on one of these parts, and zero
+    on all others; they are M-orthonormal. The energy over that of ``mass``, which is ``P^T M P``, is at most ``zero``.
     """
     device = level.A.device
     N = device.xp.ascontiguousarray(level.near_null_space)
@@ -29,7 +29,6 @@ def free_motions(level: CoarseLevel, mass: BsrMatrix, zero: float, most: int) ->
         return N
     of_k, of_m = level.energy_product(N), mass.apply(N)
     N, of_k, of_m = (device.to_host(vectors) for vectors in (N, of_k, of_m))
-    part = parts_of(level.A)
     members = np.split(np.argsort(part, kind="stable"), np.cumsum(np.bincount(part))[:-1])
     grams_k, grams_m = _grams(part, N, of_k), _grams(part, N, of_m)
     squares = np.diagonal(grams_m, axis1=1, axis2=2)

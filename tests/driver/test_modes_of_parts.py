@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
-from modes_reference import box, reference
+from modes_reference import box, chain, reference
 from scipy.sparse.linalg import eigsh
 from seven_point import seven_point
 
@@ -177,13 +177,6 @@ def test_unknowns_that_hardly_couple_are_not_taken_for_single_ones(scale, coupli
 
     assert modes.converged
     np.testing.assert_allclose(modes.values / scale - 1.0, expected - 1.0, rtol=1e-3)
-
-
-def chain(points):
-    """The matrix of a chain of points that nothing holds."""
-    ends = np.full(points, 2.0)
-    ends[[0, -1]] = 1.0
-    return scipy.sparse.diags_array([-np.ones(points - 1), ends, -np.ones(points - 1)], offsets=[-1, 0, 1])
 
 
 @pytest.mark.parametrize("points", [2, 3, 5, 40])
